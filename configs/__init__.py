@@ -1,0 +1,1 @@
+"""Experiments as ml_collections configs; `default.py` documents every field."""

@@ -1,0 +1,131 @@
+"""Every field of a run, in the order of an iteration. Other configs start from this one.
+
+Values are the published games recipe where the paper gives one. Lengths are in tokens, times in
+seconds, memory in MiB. Not meant to be launched as it is: `tiny.py` is the config for a laptop.
+"""
+
+from ml_collections import config_dict
+
+
+def get_config() -> config_dict.ConfigDict:
+    c = config_dict.ConfigDict()
+    c.seed = 42  # every random stream of the run is derived from it
+    c.iterations = 400
+    c.schedule = "deterministic"  # rounds of fixed order and shape: bit for bit reproducible
+
+    c.model = config_dict.ConfigDict()
+    c.model.path = ""  # folder of Hugging Face files; "" is the policy shipped in the package
+    c.model.compute_dtype = "bfloat16"  # of activations; parameters are float32
+    c.model.remat = "layer"  # none | layer: what the backward pass recomputes
+
+    c.skills = (
+        "Mathematical Reasoning",
+        "Logical Deduction",
+        "Spatial Reasoning",
+        "Pattern Recognition",
+        "Optimization",
+        "Causal Inference",
+    )
+    c.skills_per_epoch = 3  # skills active at once, round robin over regenerations
+
+    c.corpus = config_dict.ConfigDict()
+    c.corpus.path = ""  # JSONL with `text` or `orig_doc`; "" is the bundled corpus
+    c.corpus.enabled = True  # False: design without documents
+    c.corpus.seed = 42  # of the shuffle
+    c.corpus.max_words = 6000  # a document's length in the prompt
+
+    c.memory = config_dict.ConfigDict()
+    c.memory.enabled = True  # False: design without remembering
+    c.memory.size = 200  # records kept, oldest out
+    c.memory.positives = 2  # examples of good environments in a prompt
+    c.memory.negatives = 1  # examples of too easy or too hard ones
+    c.memory.code_characters = 2000  # length of an example in the prompt, cut at a line end
+
+    c.design = config_dict.ConfigDict()
+    c.design.prompts = "games"  # set of prompt texts in spade_jax/design/prompts
+    c.design.num_envs = 24  # designs per regeneration
+    c.design.regenerate_every = 4  # iterations an epoch of environments is played
+    c.design.max_tokens = 16384  # of one design
+    c.design.temperature = 0.6
+
+    c.validation = config_dict.ConfigDict()
+    c.validation.seeds = 32  # instances tried for triviality
+    c.validation.solve_seeds = 4  # instances on which solution() must succeed
+    c.validation.max_trivial = 0.1  # share of instances a constant or null action may win
+    c.validation.max_random = 0.25  # share random actions may win (or chance + 0.1)
+
+    c.sandbox = config_dict.ConfigDict()
+    c.sandbox.step_seconds = 2.0  # wall limit of construct, reset and step, each
+    c.sandbox.cpu_seconds = 20.0  # of one instance, in all
+    c.sandbox.memory_mb = 256  # of one instance, beyond the interpreter
+    c.sandbox.max_instances = 256  # processes at once
+    c.sandbox.max_observation = 8192  # characters
+
+    c.play = config_dict.ConfigDict()
+    c.play.plays = 8  # plain episodes of an environment per iteration, all trained
+    c.play.hint_plays = 16  # hinted episodes at regeneration, never trained
+    c.play.max_turns = 25
+    c.play.reply_tokens = 8192  # of one turn
+    c.play.context = 32768  # tokens of a whole episode
+    c.play.temperature = 0.6
+    c.play.mask_truncated = False  # True: truncated episodes leave the loss
+
+    c.sampling = config_dict.ConfigDict()
+    c.sampling.slots = 192  # sequences decoded side by side
+
+    c.reward = config_dict.ConfigDict()
+    c.reward.episode_return = "final"  # final | sum | discounted
+    c.reward.discount = 0.99  # used by discounted
+    c.reward.designer = "blend"  # blend | regret | solve_rate | learning_potential
+    c.reward.w_regret = 0.4
+    c.reward.w_plateau = 0.6
+    c.reward.regret_scale = 0.15  # regret that earns the full term
+    c.reward.plateau_low = 0.4  # win rates in [low, high] earn the full term ...
+    c.reward.plateau_high = 0.6
+    c.reward.plateau_ramp = 0.25  # ... falling to 0 over this distance
+    c.reward.penalty = -0.5  # of a rejected or hung design, outside the centring
+    c.reward.max_role_scale = 50.0  # cap on the weight of one designer sample
+    c.reward.gamma_fast = 0.98  # decay of the trackers of learning potential
+    c.reward.gamma_slow = 0.85
+
+    c.advantage = config_dict.ConfigDict()
+    c.advantage.agent = "grpo"  # grpo | centred | ema_baseline
+    c.advantage.ema_decay = 0.5  # used by ema_baseline
+
+    c.learn = config_dict.ConfigDict()
+    c.learn.train_designer = True  # False: the designer is frozen
+    c.learn.designer_delay = 4  # iterations a designer sample waits for its plays
+    c.learn.passes = 1  # over an iteration's samples
+    c.learn.minibatches = 1  # optimizer steps per pass
+    c.learn.row_tokens = 32768  # length of a packed row
+    c.learn.rows = 8  # packed rows per micro-batch
+    c.learn.clip_low = 0.2
+    c.learn.clip_high = 0.28
+    c.learn.aggregation = "token_mean"  # token_mean | sequence_mean
+    c.learn.importance_cap = 2.0  # of the truncated importance weight; 0 turns it off
+    c.learn.kl = 0.0  # coefficient of the k3 estimate to the starting weights
+    c.learn.entropy = 0.0  # coefficient of the entropy bonus
+    c.learn.logprob_gap = 1e-4  # sampler's log-probabilities serve as old ones under this gap
+    c.learn.max_skipped = 5  # non-finite steps in a row that stop the run
+
+    c.optimizer = config_dict.ConfigDict()
+    c.optimizer.lr = 1e-6
+    c.optimizer.beta1 = 0.9
+    c.optimizer.beta2 = 0.98
+    c.optimizer.weight_decay = 0.1
+    c.optimizer.clip_norm = 1.0
+
+    c.checkpoint = config_dict.ConfigDict()
+    c.checkpoint.every = 10  # iterations
+    c.checkpoint.keep = 2  # newest checkpoints kept
+
+    c.evaluation = config_dict.ConfigDict()
+    c.evaluation.every = 50  # iterations; 0: only before and after
+    c.evaluation.per_level = 12  # held-out instances of each family and level
+    c.evaluation.seed = 7
+
+    c.log = config_dict.ConfigDict()
+    c.log.episodes = 16  # transcripts kept per iteration; -1 keeps all
+    c.log.tensorboard = True
+
+    return c

@@ -1,0 +1,365 @@
+"""The nouns of the method, in the order in which an iteration meets them.
+
+Standard library only: environments, parsers and the sandbox import this module and must never load
+jax. Device arrays live in `policy` and `learn`. Everything is frozen; a change is a new value.
+
+Letters for array dimensions, used as suffixes everywhere (`tokens_BT`):
+B sequence, T token, D model, H query head, K key/value head, C head size, F feed-forward,
+V vocabulary, L layer, S cache slot, X expert, E environment, G play in a group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+dataclass = dataclasses.dataclass(frozen=True, kw_only=True)
+
+
+# -- who and what -----------------------------------------------------------------------------
+
+
+class Kind(enum.StrEnum):
+    """What an environment is: a reasoning game, or a conversation with tools."""
+
+    GAME = "game"
+    TOOL_USE = "tool_use"
+
+
+class Role(enum.StrEnum):
+    """The two roles one set of weights plays."""
+
+    DESIGNER = "designer"
+    AGENT = "agent"
+
+
+class Arm(enum.StrEnum):
+    """Whether an episode's first observation carries the environment's hint."""
+
+    PLAIN = "plain"
+    HINTED = "hinted"
+
+
+# -- what the policy reads and writes ---------------------------------------------------------
+
+
+@dataclass
+class Message:
+    """One message of a conversation; `role` is system, user, assistant or tool."""
+
+    role: str
+    content: str
+
+
+class StopReason(enum.StrEnum):
+    """Why a generation ended: the model's stop token, or the token budget."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass
+class TokenRecord:
+    """The ids of one conversation, append-only: what is trained is what was sampled.
+
+    `action[t]` is true where the policy itself sampled `ids[t]` (its stop token included);
+    `logp[t]` is there the behaviour log-probability (tempered, renormalised under truncation)
+    and 0 elsewhere.
+    """
+
+    ids: tuple[int, ...] = ()
+    action: tuple[bool, ...] = ()
+    logp: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.ids) == len(self.action) == len(self.logp):
+            raise ValueError(
+                f"a TokenRecord needs equal lengths, got {len(self.ids)} ids, "
+                f"{len(self.action)} action flags, {len(self.logp)} log-probabilities"
+            )
+
+    def read(self, ids: tuple[int, ...]) -> TokenRecord:
+        """Append tokens the policy did not write."""
+        n = len(ids)
+        return TokenRecord(
+            ids=self.ids + tuple(ids),
+            action=self.action + (False,) * n,
+            logp=self.logp + (0.0,) * n,
+        )
+
+    def wrote(self, ids: tuple[int, ...], logp: tuple[float, ...]) -> TokenRecord:
+        """Append tokens the policy sampled, with their log-probabilities."""
+        return TokenRecord(
+            ids=self.ids + tuple(ids),
+            action=self.action + (True,) * len(ids),
+            logp=self.logp + tuple(logp),
+        )
+
+
+@dataclass
+class Generation:
+    """One reply of the policy: `ids` end with the stop token when `stop` is STOP."""
+
+    ids: tuple[int, ...]
+    logp: tuple[float, ...]
+    text: str
+    stop: StopReason
+
+
+# -- designing --------------------------------------------------------------------------------
+
+
+@dataclass
+class Document:
+    """A grounding document. `id` is unique and stable within its corpus."""
+
+    id: str
+    text: str
+
+
+@dataclass
+class MemoryRecord:
+    """What is remembered of one environment. Win rate and regret are None while unknown."""
+
+    environment_id: str
+    skill: str
+    code: str
+    fingerprint: str
+    iteration: int
+    win_rate: float | None = None
+    regret: float | None = None
+
+
+@dataclass
+class DesignTask:
+    """What one design prompt is made from."""
+
+    iteration: int
+    slot: int
+    skill: str
+    kind: Kind
+    document: Document | None
+    positives: tuple[MemoryRecord, ...] = ()
+    negatives: tuple[MemoryRecord, ...] = ()
+
+    @property
+    def environment_id(self) -> str:
+        return f"{self.iteration:06d}-{self.slot:03d}"
+
+
+@dataclass
+class Design:
+    """The designer's reply. `code` is None where the reply held no complete program."""
+
+    task: DesignTask
+    reply: str
+    stop: StopReason
+    record: TokenRecord
+    code: str | None
+
+
+class Reason(enum.StrEnum):
+    """Verdicts of validation, cheapest check first; ACCEPTED is the only success."""
+
+    ACCEPTED = "accepted"
+    EXTRACT = "extract"
+    PARSE = "parse"
+    IMPORTS = "imports"
+    CONSTRUCT = "construct"
+    RESET = "reset"
+    STEP = "step"
+    LIMITS = "limits"
+    SEEDS = "seeds"
+    INTERACTIVE = "interactive"
+    SOLVABLE = "solvable"
+    TRIVIAL = "trivial"
+    LEAK = "leak"
+    NEW = "new"
+
+
+@dataclass
+class Verdict:
+    """Outcome of validation. `message` says how to mend a rejected design.
+
+    `fingerprint` identifies the normalised syntax tree and `behaviour` the transcripts on fixed
+    seeds; both are empty where validation ended before they were known.
+    """
+
+    reason: Reason
+    message: str = ""
+    fingerprint: str = ""
+    behaviour: str = ""
+
+    @property
+    def accepted(self) -> bool:
+        return self.reason is Reason.ACCEPTED
+
+
+@dataclass
+class Environment:
+    """An accepted program, ready to be played."""
+
+    id: str
+    kind: Kind
+    skill: str
+    code: str
+    iteration: int
+    fingerprint: str = ""
+
+
+# -- playing ----------------------------------------------------------------------------------
+
+
+class FailureKind(enum.StrEnum):
+    """How an environment broke; none of these is ever a success."""
+
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    ERROR = "error"
+    CONTRACT = "contract"
+    CRASH = "crash"
+    PROTOCOL = "protocol"
+
+
+@dataclass
+class Failure:
+    """An environment that broke: in which phase (construct, reset, step, ...), how, and why."""
+
+    phase: str
+    kind: FailureKind
+    message: str
+
+
+@dataclass
+class StepResult:
+    """What `reset` or `step` of an environment answered; after a reset `reward` is 0."""
+
+    observation: str
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+
+
+class EpisodeEnd(enum.StrEnum):
+    """TERMINATED: the environment ended it. TURNS and TOKENS: a budget did, or the environment
+    said truncated. FAILED: the environment broke."""
+
+    TERMINATED = "terminated"
+    TURNS = "turns"
+    TOKENS = "tokens"
+    FAILED = "failed"
+
+
+@dataclass
+class Turn:
+    """What the agent saw, what it replied, the action read from the reply, and what that earned.
+
+    `action` is None where the reply held none; then the environment was not stepped.
+    """
+
+    observation: str
+    reply: str
+    action: str | None
+    reward: float
+
+
+@dataclass
+class Episode:
+    """One play of one instance. `seed` fixes the instance; both arms of a pair share it.
+
+    `episode_return` is None for a failed episode, which enters no statistic and no loss.
+    `hint_leaks` is true where the hint of the hinted arm held the answer.
+    """
+
+    environment_id: str
+    arm: Arm
+    play: int
+    seed: int
+    turns: tuple[Turn, ...]
+    end: EpisodeEnd
+    record: TokenRecord
+    episode_return: float | None
+    hint: str | None = None
+    hint_leaks: bool = False
+    failure: Failure | None = None
+
+    @property
+    def truncated(self) -> bool:
+        return self.end in (EpisodeEnd.TURNS, EpisodeEnd.TOKENS)
+
+
+# -- scoring and learning ---------------------------------------------------------------------
+
+
+@dataclass
+class Regret:
+    """Mean of hinted minus plain return over valid pairs; None where there was no valid pair.
+
+    `stderr` is None with fewer than two pairs.
+    """
+
+    mean: float | None
+    stderr: float | None
+    pairs: int
+
+
+@dataclass
+class Sample:
+    """One conversation to learn from. `version` is the learner's step at which it was sampled."""
+
+    role: Role
+    record: TokenRecord
+    advantage: float
+    version: int
+
+
+# -- state of the host ------------------------------------------------------------------------
+
+
+@dataclass
+class PoolEntry:
+    """An environment of the current epoch with what its plays returned.
+
+    `plain` holds, for each iteration it was played in, the returns of that iteration's plays;
+    `regret` is measured once, at its regeneration step.
+    """
+
+    environment: Environment
+    plain: tuple[tuple[float, ...], ...] = ()
+    regret: Regret = Regret(mean=None, stderr=None, pairs=0)
+    hung: bool = False
+
+
+@dataclass
+class PendingDesign:
+    """A designer sample waiting for its environment's plays to be known."""
+
+    environment_id: str
+    skill: str
+    iteration: int
+    version: int
+    reason: Reason
+    record: TokenRecord
+
+
+@dataclass
+class Tracker:
+    """Two exponential means of a skill's return; None until the first value."""
+
+    fast: float | None = None
+    slow: float | None = None
+
+
+@dataclass
+class HostState:
+    """Everything but weights that an iteration reads and writes; identical on all hosts."""
+
+    iteration: int = 0
+    corpus_position: int = 0
+    memory: tuple[MemoryRecord, ...] = ()
+    pool: tuple[PoolEntry, ...] = ()
+    pending: tuple[PendingDesign, ...] = ()
+    trackers: dict[str, Tracker] = dataclasses.field(default_factory=dict)
+    baselines: dict[str, float] = dataclasses.field(default_factory=dict)
+    fingerprints: tuple[str, ...] = ()
+    skipped_steps: int = 0
