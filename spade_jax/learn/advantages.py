@@ -1,0 +1,132 @@
+"""How much better than its peers each sample of either role was.
+
+Values are Python floats (float64) on the host; batching casts them to float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from spade_jax.types import dataclass
+
+EQUAL = 1e-6  # returns closer than this carry no information
+
+
+def _centred(returns_G: Sequence[float], baseline: float | None) -> list[float]:
+    if max(returns_G) - min(returns_G) <= EQUAL:
+        return [0.0] * len(returns_G)
+    mean = _mean(returns_G)
+    return [value - mean for value in returns_G]
+
+
+def _grpo(returns_G: Sequence[float], baseline: float | None) -> list[float]:
+    centred_G = _centred(returns_G, baseline)
+    std = math.sqrt(_mean([value * value for value in centred_G]))
+    return [value / std if std > 0.0 else 0.0 for value in centred_G]
+
+
+def _ema_baseline(returns_G: Sequence[float], baseline: float | None) -> list[float]:
+    if baseline is None:
+        return _centred(returns_G, None)
+    return [value - baseline for value in returns_G]
+
+
+AGENT_ADVANTAGES: dict[str, Callable[[Sequence[float], float | None], list[float]]] = {
+    "grpo": _grpo,
+    "centred": _centred,
+    "ema_baseline": _ema_baseline,
+}
+
+
+def agent_advantages(
+    mode: str, returns_G: Sequence[float | None], baseline: float | None = None
+) -> tuple[float | None, ...]:
+    """Advantages of the plain plays of one environment, in their order (arXiv 2608.19197).
+
+    grpo: (r - mean) / std, std being the population's (divided by n). centred: r - mean.
+    ema_baseline: r - baseline, the environment's running mean of earlier iterations; where there
+    is none yet, as centred. In grpo and centred, returns that agree to within 1e-6 (a group of
+    one among them) give exactly 0. A failed play (None) enters no statistic and stays None.
+    """
+    if mode not in AGENT_ADVANTAGES:
+        known = ", ".join(AGENT_ADVANTAGES)
+        raise ValueError(f"unknown agent advantage {mode!r}; choose one of {known}")
+    known_G = [value for value in returns_G if value is not None]
+    if not known_G:
+        return (None,) * len(returns_G)
+    advantages = iter(AGENT_ADVANTAGES[mode](known_G, baseline))
+    return tuple(None if value is None else next(advantages) for value in returns_G)
+
+
+def update_baselines(
+    baselines: Mapping[str, float],
+    returns_EG: Mapping[str, Sequence[float | None]],
+    ema_decay: float,
+) -> dict[str, float]:
+    """Running means of this iteration's environments; the others are forgotten.
+
+    ema <- decay * ema + (1 - decay) * mean, once per iteration and after its advantages; the
+    first mean is taken as it is. An environment all of whose plays failed keeps its value.
+    """
+    updated: dict[str, float] = {}
+    for environment_id, returns_G in returns_EG.items():
+        known_G = [value for value in returns_G if value is not None]
+        earlier = baselines.get(environment_id)
+        if known_G and earlier is not None:
+            updated[environment_id] = ema_decay * earlier + (1.0 - ema_decay) * _mean(known_G)
+        elif known_G:
+            updated[environment_id] = _mean(known_G)
+        elif earlier is not None:
+            updated[environment_id] = earlier
+    return updated
+
+
+def role_scale(n_agent: int, n_designer: int, regenerate_every: int, cap: float) -> float:
+    """min(cap, n_agent / n_designer * regenerate_every) (arXiv 2608.19197).
+
+    Weighs the designer's few samples against the agent's many; 0 without a designer sample.
+    """
+    if n_designer == 0:
+        return 0.0
+    return min(cap, n_agent / n_designer * regenerate_every)
+
+
+@dataclass
+class ScoredDesign:
+    """One design to compare: its raw reward (None: unknown), or the penalty it earned instead."""
+
+    skill: str
+    raw: float | None = None
+    penalty: float | None = None
+
+
+def designer_advantages(designs: Sequence[ScoredDesign], scale: float) -> tuple[float | None, ...]:
+    """Advantages of designs, in their order (arXiv 2608.19197).
+
+    Valid: scale * (raw - mean raw of the valid designs of the skill), no division by a standard
+    deviation. Penalised (rejected, or hung in play): scale * penalty; it enters no mean, so that a
+    lone failure still teaches. A valid design whose raw reward is unknown enters no mean and
+    stays None: it must leave the loss.
+    """
+    raw_by_skill: dict[str, list[float]] = defaultdict(list)
+    for design in designs:
+        if design.penalty is None and design.raw is not None:
+            raw_by_skill[design.skill].append(design.raw)
+    means = {skill: _mean(values) for skill, values in raw_by_skill.items()}
+    return tuple(_designer_advantage(design, means, scale) for design in designs)
+
+
+def _designer_advantage(
+    design: ScoredDesign, means: Mapping[str, float], scale: float
+) -> float | None:
+    if design.penalty is not None:
+        return scale * design.penalty
+    if design.raw is None:
+        return None
+    return scale * (design.raw - means[design.skill])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
