@@ -1,0 +1,188 @@
+"""The jitted update of one set of weights from both roles' tokens.
+
+`train_step` sums gradients over micro-batches of packed rows, then takes one AdamW step. The same
+step does supervised training: there the loss is the negative log-probability.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from spade_jax.learn import losses
+from spade_jax.learn.batching import Rows
+from spade_jax.policy import model
+from spade_jax.policy.model import ModelConfig, Params
+
+
+class LearnerState(flax.struct.PyTreeNode):
+    """Float32 parameters, optimizer state and the number of updates made."""
+
+    params: Params
+    opt_state: optax.OptState
+    step: jax.Array  # int32 scalar
+
+
+@dataclasses.dataclass(frozen=True)
+class Hyper:
+    """What the update is, apart from the model. Hashable: a new value is a new program."""
+
+    objective: str = "policy"  # policy | supervised
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    importance_cap: float = 2.0  # 0: no importance weight
+    kl: float = 0.0
+    entropy: float = 0.0
+    compute_dtype: str = "float32"
+    remat: str = "none"
+
+
+def optimizer(
+    lr: float | Callable[[jax.Array], jax.Array],
+    *,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    clip_norm: float,
+) -> optax.GradientTransformation:
+    """AdamW after clipping the global norm; `lr` is a number or a schedule of the step."""
+    return optax.chain(
+        optax.clip_by_global_norm(clip_norm),
+        optax.adamw(lr, b1=beta1, b2=beta2, weight_decay=weight_decay),
+    )
+
+
+def create(params: Params, tx: optax.GradientTransformation) -> LearnerState:
+    """The state before the first update."""
+    return LearnerState(params=params, opt_state=tx.init(params), step=jnp.zeros((), jnp.int32))
+
+
+def predict(params: Params, rows: Rows, c: ModelConfig, h: Hyper) -> tuple[jax.Array, jax.Array]:
+    """Tempered log-probability and entropy, (R, T) each, of one micro-batch's targets."""
+    x_BTD = model.hidden(
+        params,
+        rows.tokens,
+        rows.positions,
+        rows.segments,
+        c,
+        dtype=jnp.dtype(h.compute_dtype),
+        remat=h.remat,
+    )
+    return model.token_logps(params, x_BTD, rows.target, rows.temperature, c)
+
+
+def objective(
+    params: Params, rows: Rows, c: ModelConfig, h: Hyper
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """This micro-batch's share of the loss and of the statistics; shares add up.
+
+    Statistics are weighted as the loss is, so their sums are means over trained tokens, except
+    `gap_max`, a maximum over them.
+    """
+    logp, entropy = predict(params, rows, c, h)
+    trained = rows.weight > 0
+    # Untrained places are replaced before exp, so that nothing there reaches the gradient.
+    logp = jnp.where(trained, logp, 0.0)
+    old = jnp.where(trained, rows.logp_old, 0.0)
+    behaviour = jnp.where(trained, rows.logp_behaviour, 0.0)
+
+    def total(x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(trained, rows.weight * x, 0.0))
+
+    gap = jnp.abs(old - behaviour)
+    stats = {
+        "entropy": total(entropy),
+        "entropy_designer": total(jnp.where(rows.designer, entropy, 0.0)),
+        "designer_share": total(rows.designer.astype(jnp.float32)),
+        "logprob_gap_mean": total(gap),
+        "approx_kl": total(losses.kl_k3(old, logp)),
+    }
+    if h.objective == "supervised":
+        loss = total(-logp)
+        return loss, stats | {"clip_share": jnp.zeros(())}
+    loss_BT, clipped_BT = losses.clipped_policy_loss(
+        logp, old, rows.advantage, h.clip_low, h.clip_high
+    )
+    if h.importance_cap:
+        loss_BT *= losses.importance_weight(old, behaviour, h.importance_cap)
+    loss = total(loss_BT) - h.entropy * total(entropy)
+    stats["clip_share"] = total(clipped_BT.astype(jnp.float32))
+    if h.kl:
+        reference = jnp.where(trained, rows.logp_reference, 0.0)
+        kl = total(losses.kl_k3(logp, reference))
+        loss, stats["kl_reference"] = loss + h.kl * kl, kl
+    return loss, stats
+
+
+def gradients(
+    params: Params, batch: tuple[Rows, ...], counts: jax.Array, c: ModelConfig, h: Hyper
+) -> tuple[jax.Array, dict[str, jax.Array], Params]:
+    """Loss, statistics and gradient summed over the first `counts[b]` micro-batches of each
+    bucket; the arrays may hold more of them, so that their shape does not change."""
+    differentiate = jax.value_and_grad(objective, has_aux=True)
+    shapes = jax.eval_shape(
+        lambda p, r: differentiate(p, r, c, h), params, jax.tree.map(lambda a: a[0], batch[0])
+    )
+    sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    for b, rows in enumerate(batch):
+
+        def add(i: jax.Array, sums: tuple, rows: Rows = rows) -> tuple:
+            micro = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), rows)
+            return jax.tree.map(jnp.add, sums, differentiate(params, micro, c, h))
+
+        sums = jax.lax.fori_loop(0, counts[b], add, sums)
+    (loss, stats), grads = sums
+    return loss, stats, grads
+
+
+@functools.partial(jax.jit, static_argnames=("c", "h", "tx"), donate_argnames=("state",))
+def train_step(
+    state: LearnerState,
+    batch: tuple[Rows, ...],
+    counts: jax.Array,
+    *,
+    c: ModelConfig,
+    h: Hyper,
+    tx: optax.GradientTransformation,
+) -> tuple[LearnerState, dict[str, jax.Array]]:
+    """One optimizer step on packed rows; `counts` (int32, one a bucket) are micro-batches in use.
+
+    A batch that trains nothing, and one whose loss or gradient is not finite, leaves the state as
+    it was; the latter sets `skipped` to 1.
+    """
+    loss, stats, grads = gradients(state.params, batch, counts, c, h)
+    norm = optax.global_norm(grads)
+    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+    anything = norm > 0
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    new = LearnerState(
+        params=optax.apply_updates(state.params, updates),
+        opt_state=opt_state,
+        step=state.step + 1,
+    )
+    state = jax.tree.map(lambda a, b: jnp.where(finite & anything, a, b), new, state)
+    skipped = (~finite).astype(jnp.int32)
+    return state, stats | {"loss": loss, "grad_norm": norm, "skipped": skipped}
+
+
+@functools.partial(jax.jit, static_argnames=("c", "h"))
+def score(
+    params: Params, batch: tuple[Rows, ...], counts: jax.Array, *, c: ModelConfig, h: Hyper
+) -> tuple[jax.Array, ...]:
+    """Log-probabilities (M, R, T) of every bucket's targets; 0 beyond `counts[b]`."""
+    out = []
+    for b, rows in enumerate(batch):
+
+        def one(i: jax.Array, logps: jax.Array, rows: Rows = rows) -> jax.Array:
+            micro = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), rows)
+            return logps.at[i].set(predict(params, micro, c, h)[0])
+
+        start = jnp.zeros(rows.weight.shape, jnp.float32)
+        out.append(jax.lax.fori_loop(0, counts[b], one, start))
+    return tuple(out)

@@ -1,0 +1,142 @@
+"""Hugging Face folders: `config.json` and safetensors with Qwen3's tensor names, in and out."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from spade_jax.policy import model
+from spade_jax.policy.model import ModelConfig, Parameter, Params
+
+BUNDLED = pathlib.Path(__file__).parent.parent / "assets" / "tiny"
+
+
+def folder(path: str) -> pathlib.Path:
+    """The folder of a model; the empty path is the policy shipped with the package."""
+    return pathlib.Path(path) if path else BUNDLED
+
+
+def read_config(path: str | pathlib.Path) -> ModelConfig:
+    """Sizes from a folder's `config.json`.
+
+    Raises FileNotFoundError or ValueError, in one sentence, where it is missing or of a model
+    this package does not have. The rotary base is read from both places transformers keeps it.
+    """
+    file = pathlib.Path(path) / "config.json"
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{file} is missing; point model.path at a folder of Hugging Face files"
+        )
+    raw = json.loads(file.read_text())
+    if raw.get("model_type") != "qwen3":
+        raise ValueError(
+            f"{file} says model_type {raw.get('model_type')!r}; only 'qwen3' is supported"
+        )
+    theta = raw.get("rope_theta") or (raw.get("rope_parameters") or {}).get("rope_theta")
+    if theta is None:
+        raise ValueError(f"{file} has no rope_theta; add the rotary base the model was trained with")
+    return ModelConfig(
+        vocab=raw["vocab_size"],
+        width=raw["hidden_size"],
+        layers=raw["num_hidden_layers"],
+        heads=raw["num_attention_heads"],
+        kv_heads=raw["num_key_value_heads"],
+        head_size=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
+        ffn=raw["intermediate_size"],
+        rope_theta=float(theta),
+        norm_eps=raw["rms_norm_eps"],
+        tied=raw.get("tie_word_embeddings", False),
+        max_positions=raw["max_position_embeddings"],
+    )
+
+
+def config_json(c: ModelConfig, *, eos_id: int, pad_id: int) -> dict[str, Any]:
+    """The content of `config.json` for these sizes."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": c.vocab,
+        "hidden_size": c.width,
+        "num_hidden_layers": c.layers,
+        "num_attention_heads": c.heads,
+        "num_key_value_heads": c.kv_heads,
+        "head_dim": c.head_size,
+        "intermediate_size": c.ffn,
+        "hidden_act": "silu",
+        "rms_norm_eps": c.norm_eps,
+        "rope_theta": c.rope_theta,
+        "tie_word_embeddings": c.tied,
+        "max_position_embeddings": c.max_positions,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "dtype": "float32",
+        "eos_token_id": eos_id,
+        "pad_token_id": pad_id,
+    }
+
+
+def tensor_names(p: Parameter) -> list[str]:
+    """Names in the file of one declared parameter, one a layer where it is stacked."""
+    return [p.hf_name.format(layer=i) for i in range(p.shape[0])] if p.stacked else [p.hf_name]
+
+
+def load(path: str | pathlib.Path) -> tuple[ModelConfig, Params]:
+    """Sizes and float32 parameters of a folder; every parameter is filled exactly once."""
+    c = read_config(path)
+    files = sorted(pathlib.Path(path).glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{path} has no .safetensors file; put the model's weights there")
+    tensors: dict[str, np.ndarray] = {}
+    for file in files:
+        with safe_open(file, framework="numpy") as f:
+            for name in f.keys():  # noqa: SIM118 - not a mapping
+                if name in tensors:
+                    raise ValueError(f"{file} holds {name} a second time; remove one of the files")
+                tensors[name] = f.get_tensor(name)
+
+    def fill(p: Parameter) -> jax.Array:
+        layers = []
+        for name in tensor_names(p):
+            if name not in tensors:
+                raise ValueError(f"{path} has no tensor {name}; the weights are incomplete")
+            t = tensors.pop(name)
+            if t.shape != p.hf_shape:
+                raise ValueError(
+                    f"{path}: {name} has shape {t.shape}, config.json asks for {p.hf_shape}"
+                )
+            layers.append((t.T if p.transpose else t).astype(np.float32))
+        return jnp.asarray(np.stack(layers).reshape(p.shape) if p.stacked else layers[0])
+
+    params = jax.tree.map(fill, model.declare(c), is_leaf=model.is_parameter)
+    if tensors:
+        raise ValueError(
+            f"{path} holds tensors this model does not have, such as {min(tensors)}; "
+            "check config.json (tie_word_embeddings, num_hidden_layers)"
+        )
+    return c, params
+
+
+def save(path: str | pathlib.Path, c: ModelConfig, params: Params, *, eos_id: int, pad_id: int) -> None:
+    """Write `config.json` and `model.safetensors` in float32."""
+    path = pathlib.Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, np.ndarray] = {}
+
+    def put(p: Parameter, value: jax.Array) -> None:
+        value = np.asarray(value, np.float32)
+        for i, name in enumerate(tensor_names(p)):
+            one = value[i] if p.stacked else value
+            one = one.reshape(p.hf_shape[::-1]).T if p.transpose else one
+            tensors[name] = np.ascontiguousarray(one)
+
+    jax.tree.map(put, model.declare(c), params, is_leaf=model.is_parameter)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    text = json.dumps(config_json(c, eos_id=eos_id, pad_id=pad_id), indent=2)
+    (path / "config.json").write_text(text + "\n")

@@ -1,0 +1,325 @@
+"""Qwen3 (dense) as plain functions over a pytree of arrays.
+
+Each parameter is declared once, in `declare`: shape, logical axes, initialiser and Hugging Face
+name. Initial values, abstract shapes and the reading and writing of files follow from that.
+
+Architecture: pre-norm transformer with grouped-query attention, RMS norm on queries and keys per
+head, rotary positions and a gated SiLU feed-forward (Qwen3 technical report, arXiv 2505.09388).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Params = dict[str, Any]
+QUERY_CHUNK = 128  # queries per attention block; each sees only the keys up to its own end
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of a Qwen3 model. Letters in brackets are those of `types.py`."""
+
+    vocab: int  # V
+    width: int  # D
+    layers: int  # L
+    heads: int  # H
+    kv_heads: int  # K
+    head_size: int  # C
+    ffn: int  # F
+    rope_theta: float
+    norm_eps: float
+    tied: bool  # the output projection is the embedding
+    max_positions: int
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads}); "
+                "correct num_attention_heads or num_key_value_heads in config.json"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """Declaration of one array; stacked parameters have a leading layer axis.
+
+    `hf_name` is the tensor's name in a Hugging Face file, with `{layer}` where it is stacked;
+    `hf_shape` is one layer's shape there, and `transpose` says that (out, in) is stored for our
+    (in, out).
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    hf_name: str
+    hf_shape: tuple[int, ...]
+    transpose: bool = False
+    init_std: float | None = None  # None: ones
+
+    @property
+    def stacked(self) -> bool:
+        return self.axes[0] == "layer"
+
+
+def declare(c: ModelConfig) -> dict[str, Any]:
+    """The tree of all parameters of a model of this size."""
+    d, h, k, s, f, n = c.width, c.heads, c.kv_heads, c.head_size, c.ffn, c.layers
+    std = 0.02
+    out_std = std / math.sqrt(2 * n)
+    layer = "model.layers.{layer}."
+
+    def norm(name: str, size: int, axis: str) -> Parameter:
+        return Parameter((n, size), ("layer", axis), layer + name + ".weight", (size,))
+
+    def linear(name: str, ins: dict[str, int], outs: dict[str, int], std: float) -> Parameter:
+        shape = (n, *ins.values(), *outs.values())
+        hf_shape = (math.prod(outs.values()), math.prod(ins.values()))
+        return Parameter(
+            shape, ("layer", *ins, *outs), layer + name + ".weight", hf_shape, True, std
+        )
+
+    tree: dict[str, Any] = {
+        "embed": Parameter(
+            (c.vocab, d),
+            ("vocab", "model"),
+            "model.embed_tokens.weight",
+            (c.vocab, d),
+            init_std=std,
+        ),
+        "layers": {
+            "attn_norm": norm("input_layernorm", d, "model"),
+            "q": linear("self_attn.q_proj", {"model": d}, {"head": h, "head_size": s}, std),
+            "k": linear("self_attn.k_proj", {"model": d}, {"kv_head": k, "head_size": s}, std),
+            "v": linear("self_attn.v_proj", {"model": d}, {"kv_head": k, "head_size": s}, std),
+            "q_norm": norm("self_attn.q_norm", s, "head_size"),
+            "k_norm": norm("self_attn.k_norm", s, "head_size"),
+            "o": linear("self_attn.o_proj", {"head": h, "head_size": s}, {"model": d}, out_std),
+            "ffn_norm": norm("post_attention_layernorm", d, "model"),
+            "gate": linear("mlp.gate_proj", {"model": d}, {"ffn": f}, std),
+            "up": linear("mlp.up_proj", {"model": d}, {"ffn": f}, std),
+            "down": linear("mlp.down_proj", {"ffn": f}, {"model": d}, out_std),
+        },
+        "final_norm": Parameter((d,), ("model",), "model.norm.weight", (d,)),
+    }
+    if not c.tied:
+        tree["head"] = Parameter(
+            (d, c.vocab), ("model", "vocab"), "lm_head.weight", (c.vocab, d), True, std
+        )
+    return tree
+
+
+def is_parameter(x: object) -> bool:
+    """Leaf test for trees of declarations."""
+    return isinstance(x, Parameter)
+
+
+def init(c: ModelConfig, key: jax.Array) -> Params:
+    """Random float32 parameters: normal with the declared deviation, norms at one."""
+    leaves, treedef = jax.tree.flatten(declare(c), is_leaf=is_parameter)
+    keys = jax.random.split(key, len(leaves))
+    return treedef.unflatten(
+        jnp.ones(p.shape, jnp.float32)
+        if p.init_std is None
+        else p.init_std * jax.random.normal(k, p.shape, jnp.float32)
+        for p, k in zip(leaves, keys, strict=True)
+    )
+
+
+def abstract(c: ModelConfig) -> Params:
+    """Shapes and dtypes of the parameters, nothing allocated."""
+    return jax.tree.map(
+        lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), declare(c), is_leaf=is_parameter
+    )
+
+
+def count(c: ModelConfig) -> int:
+    """Number of parameters."""
+    return sum(math.prod(p.shape) for p in jax.tree.leaves(declare(c), is_leaf=is_parameter))
+
+
+# -- building blocks --------------------------------------------------------------------------
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """Root-mean-square norm over the last axis, statistics in float32, x's dtype kept."""
+    x32 = x.astype(jnp.float32)
+    normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return (normed * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
+
+
+def rotary_angles(positions_BT: jax.Array, c: ModelConfig) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines, each (B, T, 1, C/2) float32, of the rotary embedding."""
+    half = c.head_size // 2
+    frequencies = c.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = positions_BT[:, :, None, None].astype(jnp.float32) * frequencies[None, None, None, :]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x_BTHC: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotate each pair (first half, second half) of every head by its position's angle."""
+    a, b = jnp.split(x_BTHC.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BTHC.dtype)
+
+
+def project(
+    p: Params, x_BTD: jax.Array, angles: tuple[jax.Array, jax.Array], c: ModelConfig
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries (B,T,H,C), keys and values (B,T,K,C) of one layer; queries and keys rotated."""
+    x_BTD = rms_norm(x_BTD, p["attn_norm"], c.norm_eps)
+    dtype = x_BTD.dtype
+    q_BTHC = jnp.einsum("BTD,DHC->BTHC", x_BTD, p["q"].astype(dtype))
+    k_BTKC = jnp.einsum("BTD,DKC->BTKC", x_BTD, p["k"].astype(dtype))
+    v_BTKC = jnp.einsum("BTD,DKC->BTKC", x_BTD, p["v"].astype(dtype))
+    q_BTHC = rotate(rms_norm(q_BTHC, p["q_norm"], c.norm_eps), *angles)
+    k_BTKC = rotate(rms_norm(k_BTKC, p["k_norm"], c.norm_eps), *angles)
+    return q_BTHC, k_BTKC, v_BTKC
+
+
+def attend(
+    q_BTHC: jax.Array, k_BKCS: jax.Array, v_BKSC: jax.Array, visible_BTS: jax.Array
+) -> jax.Array:
+    """Softmax attention of grouped queries; where nothing is visible the result is 0.
+
+    Keys come with the head size before the length: on a CPU that layout is several times faster
+    when one query meets a long cache.
+    """
+    b, t, h, size = q_BTHC.shape
+    kv = k_BKCS.shape[1]
+    q_BKTC = q_BTHC.reshape(b, t, kv, h // kv, size).transpose(0, 2, 3, 1, 4)
+    q_BKTC = q_BKTC.reshape(b, kv, (h // kv) * t, size) * size**-0.5
+    scores = jnp.einsum("BKTC,BKCS->BKTS", q_BKTC, k_BKCS, preferred_element_type=jnp.float32)
+    scores = scores.reshape(b, kv, h // kv, t, -1)
+    mask = visible_BTS[:, None, None, :, :]
+    scores = jnp.where(mask, scores, -1e30)
+    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    weights = jnp.where(mask, jnp.exp(scores - top), 0.0)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    weights = (weights / jnp.maximum(total, 1e-30)).astype(v_BKSC.dtype)
+    out = jnp.einsum("BKTS,BKSC->BKTC", weights.reshape(b, kv, (h // kv) * t, -1), v_BKSC)
+    out = out.reshape(b, kv, h // kv, t, size).transpose(0, 3, 1, 2, 4)
+    return out.reshape(b, t, h, size)
+
+
+def finish_layer(p: Params, x_BTD: jax.Array, out_BTHC: jax.Array, c: ModelConfig) -> jax.Array:
+    """Add a layer's attention output and its feed-forward to the residual stream."""
+    dtype = x_BTD.dtype
+    x_BTD = x_BTD + jnp.einsum("BTHC,HCD->BTD", out_BTHC, p["o"].astype(dtype))
+    y_BTD = rms_norm(x_BTD, p["ffn_norm"], c.norm_eps)
+    gate_BTF = jnp.einsum("BTD,DF->BTF", y_BTD, p["gate"].astype(dtype))
+    up_BTF = jnp.einsum("BTD,DF->BTF", y_BTD, p["up"].astype(dtype))
+    return x_BTD + jnp.einsum(
+        "BTF,FD->BTD", jax.nn.silu(gate_BTF) * up_BTF, p["down"].astype(dtype)
+    )
+
+
+def embed(params: Params, tokens_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Token vectors (B, T, D) in the compute dtype."""
+    return params["embed"][tokens_BT].astype(dtype)
+
+
+def logits(params: Params, x_ND: jax.Array, c: ModelConfig) -> jax.Array:
+    """Float32 logits (N, V) of hidden vectors that already passed the final norm."""
+    if c.tied:
+        return jnp.einsum(
+            "ND,VD->NV",
+            x_ND,
+            params["embed"].astype(x_ND.dtype),
+            preferred_element_type=jnp.float32,
+        )
+    return jnp.einsum(
+        "ND,DV->NV", x_ND, params["head"].astype(x_ND.dtype), preferred_element_type=jnp.float32
+    )
+
+
+# -- whole sequences --------------------------------------------------------------------------
+
+
+def packed_attention(
+    q_BTHC: jax.Array, k_BTKC: jax.Array, v_BTKC: jax.Array, segments_BT: jax.Array
+) -> jax.Array:
+    """Causal attention within segments, in blocks of queries that skip the keys after them."""
+    k_BKCS, v_BKSC = k_BTKC.transpose(0, 2, 3, 1), v_BTKC.transpose(0, 2, 1, 3)
+    t = q_BTHC.shape[1]
+    blocks = []
+    for start in range(0, t, QUERY_CHUNK):
+        end = min(start + QUERY_CHUNK, t)
+        causal_TS = jnp.arange(end)[None, :] <= jnp.arange(start, end)[:, None]
+        same_BTS = segments_BT[:, start:end, None] == segments_BT[:, None, :end]
+        blocks.append(
+            attend(
+                q_BTHC[:, start:end],
+                k_BKCS[..., :end],
+                v_BKSC[:, :, :end],
+                causal_TS[None] & same_BTS,
+            )
+        )
+    return jnp.concatenate(blocks, axis=1)
+
+
+def hidden(
+    params: Params,
+    tokens_BT: jax.Array,
+    positions_BT: jax.Array,
+    segments_BT: jax.Array,
+    c: ModelConfig,
+    *,
+    dtype: jnp.dtype = jnp.float32,
+    remat: str = "none",
+) -> jax.Array:
+    """Final hidden vectors (B, T, D) of packed rows.
+
+    `segments_BT` numbers the sequences of a row; a token sees earlier tokens of its own segment
+    only, at the rotary positions given. `remat` is none or layer.
+    """
+    angles = rotary_angles(positions_BT, c)
+
+    def layer(x_BTD: jax.Array, p: Params) -> tuple[jax.Array, None]:
+        with jax.named_scope("layer"):
+            q_BTHC, k_BTKC, v_BTKC = project(p, x_BTD, angles, c)
+            out_BTHC = packed_attention(q_BTHC, k_BTKC, v_BTKC, segments_BT)
+            return finish_layer(p, x_BTD, out_BTHC, c), None
+
+    body = jax.checkpoint(layer) if remat == "layer" else layer
+    x_BTD, _ = jax.lax.scan(body, embed(params, tokens_BT, dtype), params["layers"])
+    return rms_norm(x_BTD, params["final_norm"], c.norm_eps)
+
+
+def token_logps(
+    params: Params,
+    x_BTD: jax.Array,
+    targets_BT: jax.Array,
+    temperature_BT: jax.Array,
+    c: ModelConfig,
+    *,
+    chunk: int = 1024,
+) -> tuple[jax.Array, jax.Array]:
+    """Tempered log-probability of `targets_BT` and entropy (nats), each (B, T) float32.
+
+    `x_BTD[:, t]` predicts `targets_BT[:, t]`. Only `chunk` tokens' logits exist at a time; the
+    backward pass recomputes them.
+    """
+    b, t, d = x_BTD.shape
+    n = b * t
+    chunk = math.gcd(n, chunk)
+
+    @jax.checkpoint
+    def block(args: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x_ND, target_N, temperature_N = args
+        scores_NV = logits(params, x_ND, c) / temperature_N[:, None]
+        logp_NV = jax.nn.log_softmax(scores_NV, axis=-1)
+        logp_N = jnp.take_along_axis(logp_NV, target_N[:, None], axis=-1)[:, 0]
+        return jnp.minimum(logp_N, 0.0), -jnp.sum(jnp.exp(logp_NV) * logp_NV, axis=-1)
+
+    logp, entropy = jax.lax.map(
+        block,
+        (
+            x_BTD.reshape(n // chunk, chunk, d),
+            targets_BT.reshape(n // chunk, chunk),
+            temperature_BT.reshape(n // chunk, chunk),
+        ),
+    )
+    return logp.reshape(b, t), entropy.reshape(b, t)
