@@ -1,0 +1,1 @@
+"""Designing: grounding corpus, memory, prompts, reading replies, bundled families."""

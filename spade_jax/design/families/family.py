@@ -1,0 +1,93 @@
+"""What a family of small environments is, and the pieces its programs and players share."""
+
+from __future__ import annotations
+
+import random
+import re
+import string
+from collections.abc import Callable
+from typing import Protocol
+
+from spade_jax.types import Kind, dataclass
+
+LEVELS = (1, 2, 3, 4, 5)
+
+_THEME = re.compile(r"[A-Za-z][\w'-]*( [\w'-]+)*")
+
+
+class Player(Protocol):
+    """Plays one episode from the text it is shown."""
+
+    def act(self, observation: str) -> str:
+        """The next action, exactly as `step` takes it."""
+        ...
+
+
+@dataclass
+class Family:
+    """One kind of task: `write` draws a program, `player` makes a scripted player for it.
+
+    `write(rng, level, theme)` is the program's text. `player(rng, observation, solution, careful)`
+    is a player of the instance whose first observation and `solution()` are given.
+    """
+
+    name: str
+    skill: str
+    kind: Kind
+    write: Callable[[random.Random, int, str], str]
+    player: Callable[..., Player]
+
+
+@dataclass
+class Program:
+    """A program drawn from a family."""
+
+    family: str
+    skill: str
+    kind: Kind
+    level: int
+    code: str
+
+
+def fill(template: str, theme: str, **fields: object) -> str:
+    """A program's text: `$name` in the template becomes the field of that name."""
+    if not _THEME.fullmatch(theme):
+        raise ValueError(
+            f"the theme {theme!r} cannot stand in a program: "
+            "use words of letters and digits with single spaces between them"
+        )
+    return string.Template(template).substitute(theme=theme, **fields).strip() + "\n"
+
+
+def quoted(words: list[str]) -> str:
+    """The words as the inside of a Python list."""
+    return ", ".join(f'"{word}"' for word in words)
+
+
+def question_of(observation: str) -> str:
+    """The observation without its hint line."""
+    return observation.split("Hint:")[0]
+
+
+def hint_of(observation: str) -> str:
+    """The hint in an observation, empty where there is none."""
+    return observation.partition("Hint:")[2]
+
+
+class OneAnswer:
+    """Gives one answer: the right one, or (careless) what `slip` makes of it."""
+
+    def __init__(
+        self,
+        rng: random.Random,
+        observation: str,
+        solution: tuple[str, ...],
+        careful: bool,
+        slip: Callable[[random.Random, str, str], str],
+    ) -> None:
+        self.answer = solution[-1]
+        if not careful and rng.random() > 0.1:
+            self.answer = slip(rng, question_of(observation), solution[-1])
+
+    def act(self, observation: str) -> str:
+        return self.answer

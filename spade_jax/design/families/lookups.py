@@ -1,0 +1,222 @@
+"""Families that ask tools: chain (one look-up leads to the next), stock (look-ups, then a sum)."""
+
+from __future__ import annotations
+
+import random
+import re
+
+from spade_jax.design.families.answers import NAMES, THINGS
+from spade_jax.design.families.family import Family, fill, hint_of, quoted
+from spade_jax.types import Kind
+
+_TOOL = '''
+    def tool_$tool(self, name):
+        return str(self.$tool.get(name, "none"))
+'''
+
+_TEMPLATE = '''
+import random
+
+class $name(ToolUseBaseEnv):
+    max_turns = $turns
+
+    def reset(self, seed=None):
+        rng = random.Random(seed)
+        self.items = rng.sample([$things], $n)
+$draws
+        a, b = self.items[:2]
+        self._expected_answer = $answer
+        return f"$theme: $ask Tools: $tools.", {}
+$methods
+    def hint(self):
+        return f"$hint"
+
+    def solution(self):
+        call = '<tool_call>{"name": "%s", "arguments": {"name": "%s"}}</tool_call>'
+        moves = [$calls]
+        calls = [call % (tool, self.items[i]) for tool, i in moves]
+        return calls + [f"<answer>{self._expected_answer}</answer>"]
+'''
+
+
+def _program(
+    theme: str,
+    name: str,
+    *,
+    things: list[str],
+    n: int,
+    draws: dict[str, str],
+    spare: int,
+    answer: str,
+    ask: str,
+    hint: str,
+    calls: list[tuple[str, int]],
+) -> str:
+    """A tool-use program; `draws` gives each tool its table, `calls` are (tool, item) pairs."""
+    return fill(
+        _TEMPLATE,
+        theme,
+        name=name,
+        turns=len(calls) + 1 + spare,
+        things=quoted(things),
+        n=n,
+        draws="\n".join(f"        self.{tool} = {table}" for tool, table in draws.items()),
+        answer=answer,
+        ask=ask,
+        tools=", ".join(f"{tool}(name)" for tool in draws),
+        methods="".join(_TOOL.replace("$tool", tool) for tool in draws),
+        hint=hint,
+        calls=", ".join(f'("{tool}", {i})' for tool, i in calls),
+    )
+
+
+# -- chain ------------------------------------------------------------------------------------
+
+_LINKS = "boss aunt cook twin maid heir".split()
+_FACTS = "room desk age badge seat code".split()
+
+# For each level: links to follow, kinds of link, links the hint gives away, turns to spare.
+_CHAINS = ((0, 0, 0, 2), (1, 1, 1, 2), (2, 1, 1, 1), (3, 2, 1, 1), (4, 2, 2, 0))
+
+
+def _write_chain(rng: random.Random, level: int, theme: str) -> str:
+    hops, kinds, told, spare = _CHAINS[level - 1]
+    links, fact = rng.sample(_LINKS, max(kinds, 1)), rng.choice(_FACTS)
+    steps = [rng.choice(links) for _ in range(hops)]
+    low = rng.randint(10, 40)
+    draws, at = {}, [0]
+    for i, link in enumerate(links, 1):
+        draws[link] = f"dict(zip(self.items, self.items[{i}:]))"
+    for step in steps:
+        at.append(at[-1] + 1 + links.index(step))
+    n = max(at[-1] + 1, rng.randint(5, 7))
+    draws[fact] = f"{{name: rng.randint({low}, {rng.randint(70, 99)}) for name in self.items}}"
+    whom = "".join(f"the {step} of " for step in reversed(steps)) + "{self.items[0]}"
+    facts = [
+        f"The {step} of {{self.items[{at[i]}]}} is {{self.items[{at[i + 1]}]}}."
+        for i, step in enumerate(steps[:told])
+    ]
+    return _program(
+        theme,
+        "ChainEnv",
+        things=rng.sample(NAMES, rng.randint(n, n + 1)),
+        n=n,
+        draws=draws if hops else {fact: draws[fact]},
+        spare=spare,
+        answer=f"str(self.{fact}[self.items[{at[-1]}]])",
+        ask=rng.choice(["what is", "find"]) + f" the {fact} of {whom}?",
+        hint=" ".join(facts) or f"Call {fact} for {{self.items[0]}}.",
+        calls=[*zip(steps, at), (fact, at[-1])],
+    )
+
+
+# -- stock ------------------------------------------------------------------------------------
+
+
+def _write_stock(rng: random.Random, level: int, theme: str) -> str:
+    low, high, fee = rng.randint(2, 4), rng.randint(7, 9), rng.choice(["fee", "tax", "tip"])
+    price, extra = f"rng.randint({low}, {high})", f"rng.randint(1, {high})"
+    calls = [("price", 0), ("price", 1)]
+    ask, answer = "what do {a} and {b} cost?", "self.price[a] + self.price[b]"
+    if level == 1:
+        price, calls = f"rng.randint(1, {high}) * 10", [("price", 0), (fee, 0)]
+        ask, answer = f"what do {{a}} and its {fee} cost?", f"self.price[a] + self.{fee}[a]"
+    elif level == 2:
+        price, calls = f"rng.randint({rng.randint(11, 29)}, {rng.randint(50, 90)})", [("price", 0), (fee, 0)]
+        ask, answer = f"what do {{a}} and its {fee} cost?", f"self.price[a] + self.{fee}[a]"
+    elif level == 3:
+        price = f"rng.randint({rng.randint(11, 19)}, {rng.randint(30, 49)})"
+    elif level == 4:
+        fee, extra = "stock", f"rng.randint({rng.randint(11, 14)}, {rng.randint(19, 29)})"
+        calls = [("price", 0), (fee, 0)]
+        ask, answer = "what is all {a} worth?", "self.price[a] * self.stock[a]"
+    else:
+        fee, extra = "stock", f"rng.randint({rng.randint(11, 19)}, {rng.randint(29, 49)})"
+        calls = [("price", 0), ("stock", 0), ("price", 1), ("stock", 1)]
+        ask = "what are all {a} and {b} worth?"
+        answer = "self.price[a] * self.stock[a] + self.price[b] * self.stock[b]"
+    draws = {"price": f"{{name: {price} for name in self.items}}"}
+    if any(tool != "price" for tool, _ in calls):
+        draws[fee] = f"{{name: {extra} for name in self.items}}"
+    told = [
+        f"The {tool} of {{self.items[{i}]}} is {{self.{tool}[self.items[{i}]]}}."
+        for tool, i in calls[: len(calls) // 2]
+    ]
+    n = rng.randint(3, 5)
+    return _program(
+        theme,
+        "StockEnv",
+        things=rng.sample(THINGS, rng.randint(n, 7)),
+        n=n,
+        draws=draws,
+        spare=2 if level < 3 else 1,
+        answer=f"str({answer})",
+        ask=ask,
+        hint=" ".join(told),
+        calls=calls,
+    )
+
+
+# -- player -----------------------------------------------------------------------------------
+
+_CALL = re.compile(r'\{"name": "(\w+)", "arguments": \{"name": "(\w+)"\}\}')
+
+
+class _Asker:
+    """Makes the look-ups that the hint has not made already, then answers.
+
+    Careless: answers too early with what it saw last, asks the last tool first, repeats a call, or
+    gets the last step wrong.
+    """
+
+    def __init__(
+        self, rng: random.Random, observation: str, solution: tuple[str, ...], careful: bool
+    ) -> None:
+        told = set(re.findall(r"The (\w+) of (\w+) is", hint_of(observation)))
+        calls = [call for call in solution[:-1] if _CALL.findall(call)[0] not in told]
+        answer = solution[-1]
+        self.rng, self.seen = rng, ""
+        if not careful and rng.random() > 0.1:
+            calls, answer = self._slip(calls, answer)
+        self.plan = [*calls, answer]
+
+    def _slip(self, calls: list[str], answer: str) -> tuple[list[str], str]:
+        slip = self.rng.choice(["early", "early", "first", "repeat", "wrong"])
+        if slip == "repeat" and calls:
+            i = self.rng.randrange(len(calls))
+            return calls[: i + 1] + calls[i:], answer
+        if slip == "first" and len(calls) > 1:
+            start, last = _CALL.findall(calls[0])[0][1], _CALL.findall(calls[-1])[0][0]
+            call = '<tool_call>{"name": "%s", "arguments": {"name": "%s"}}</tool_call>'
+            return [call % (last, start)], ""
+        if slip == "wrong":
+            right = int(re.findall(r"\d+", answer)[0])
+            wrong = right + self.rng.choice([1, -1, 10, -10])
+            return calls, f"<answer>{abs(wrong)}</answer>"
+        if len(calls) < 2:
+            return [], f"<answer>{self.rng.randint(10, 99)}</answer>"
+        return calls[: self.rng.randrange(1, len(calls))], ""
+
+    def act(self, observation: str) -> str:
+        words = re.findall(r"\w+", re.sub(r"<[^>]*>", " ", observation))
+        self.seen = words[-1] if words else "none"
+        action = self.plan.pop(0) if self.plan else ""
+        return action or f"<answer>{self.seen}</answer>"
+
+
+LOOKUP_FAMILIES = (
+    Family(
+        name="chain",
+        skill="Data Retrieval",
+        kind=Kind.TOOL_USE,
+        write=_write_chain,
+        player=_Asker,
+    ),
+    Family(
+        name="stock",
+        skill="Multi-Step Workflows",
+        kind=Kind.TOOL_USE,
+        write=_write_stock,
+        player=_Asker,
+    ),
+)
