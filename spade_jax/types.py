@@ -19,6 +19,13 @@ dataclass = dataclasses.dataclass(frozen=True, kw_only=True)
 # -- who and what -----------------------------------------------------------------------------
 
 
+class UsageError(ValueError):
+    """A mistake the user can mend: one sentence that says what is wrong and what to do.
+
+    Programs print it and exit with code 2.
+    """
+
+
 class Kind(enum.StrEnum):
     """What an environment is: a reasoning game, or a conversation with tools."""
 

@@ -1,0 +1,52 @@
+"""Package metadata; `pip install -e .` in the folder of the repository installs spade_jax."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(
+    r'^__version__ = "([^"]+)"$', (ROOT / "spade_jax/__init__.py").read_text(), re.MULTILINE
+).group(1)
+
+setup(
+    name="spade_jax",
+    version=VERSION,
+    description="Self-play in adaptive synthetic executable environments, in JAX",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=[*find_packages(include=["spade_jax", "spade_jax.*"]), "spade_jax.configs"],
+    package_dir={"spade_jax.configs": "configs"},
+    package_data={"": ["prompts/**/*", "assets/**/*"]},
+    install_requires=[
+        "absl-py>=2.4",
+        "flax>=0.12",
+        "jax>=0.10",
+        "jinja2>=3.1",
+        "matplotlib>=3.10",
+        "ml-collections>=1.1",
+        "msgspec>=0.20",
+        "numpy>=2.1",
+        "optax>=0.2.6",
+        "orbax-checkpoint>=0.11.33",
+        "rich>=14.0",
+        "safetensors>=0.7",
+        "tensorboardX>=2.6.4",
+        "tokenizers>=0.22",
+        "transformers>=5.0",
+    ],
+    extras_require={
+        "tpu": ["jax[tpu]>=0.10"],
+        "gpu": ["jax[cuda13]>=0.10"],
+        "test": [
+            "hypothesis>=6.150",
+            "ipykernel>=7.0",
+            "nbclient>=0.10.4",
+            "pytest>=9.0",
+            "ruff>=0.15",
+            "torch>=2.13",
+        ],
+        "colab": ["ipykernel>=7.0"],
+    },
+)

@@ -1,0 +1,109 @@
+"""How every program starts and ends: flags, a config where it takes one, one sentence per mistake.
+
+Exit codes: 0 done, 1 the work failed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from spade_jax import config as configs
+from spade_jax.types import UsageError
+
+_OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]+)")
+
+
+def run_program(main: Callable[[], int | None], *, config: str | None = None) -> NoReturn:
+    """Parse the command line, run `main` and exit with what it returns.
+
+    With `config`, the program takes `--config=NAME_OR_PATH` (that name by default) and
+    `--config.group.field=VALUE`; `main` finds the checked config in `flags.FLAGS.config`.
+    A UsageError, here or in `main`, is printed as one line and exits with 2.
+    """
+
+    def parse(argv: Sequence[str]) -> list[str]:
+        try:
+            return parse_flags(argv, config, flags.FLAGS)
+        except UsageError as error:
+            _exit_with_usage(error)
+        except SystemExit:  # --help and its like exit with 1, though nothing failed
+            sys.exit(0)
+
+    def run(argv: Sequence[str]) -> int | None:
+        try:
+            return main()
+        except UsageError as error:
+            _exit_with_usage(error)
+
+    app.run(run, flags_parser=parse)
+    raise AssertionError("app.run exits")
+
+
+def parse_flags(
+    argv: Sequence[str], config: str | None, flag_values: flags.FlagValues
+) -> list[str]:
+    """Parse `argv` (program name first) into `flag_values`, its `config` checked; no rest is left.
+
+    Every mistake is a UsageError of one sentence.
+    """
+    arguments = list(argv)
+    if config is not None:
+        name, arguments = _take_config(arguments, config)
+        _define_config(name, arguments, flag_values)
+    try:
+        rest = flag_values(arguments)
+    except flags.Error as error:
+        sentence = " ".join(str(error).split())
+        raise UsageError(f"{sentence} (--help lists the flags)") from None
+    if len(rest) > 1:
+        raise UsageError(
+            f"unexpected argument {rest[1]!r}; pass --flag=value (--help lists the flags)"
+        )
+    if config is not None:
+        configs.check(flag_values.config)
+    return rest
+
+
+def _take_config(argv: list[str], default: str) -> tuple[str, list[str]]:
+    """The last value of --config, and the arguments without it."""
+    name, rest = default, argv[:1]
+    arguments = iter(argv[1:])
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if flag not in ("-config", "--config"):
+            rest.append(argument)
+            continue
+        name = value if equals else next(arguments, "")
+        if not name:
+            raise UsageError("--config is given no value; pass --config=NAME_OR_PATH")
+    return name, rest
+
+
+def _define_config(name: str, argv: list[str], flag_values: flags.FlagValues) -> None:
+    """Define the flag `config` and one flag for each overridden field."""
+    config = configs.load(name)
+    for argument in argv[1:]:
+        override = _OVERRIDE.match(argument)
+        if override:
+            configs.check_field(config, override.group(1))
+    config_flags.DEFINE_config_dict(
+        "config",
+        config,
+        "Bundled name (tiny, games:qwen3_4b) or path of a config; its fields are set by "
+        "--config.group.field=VALUE.",
+        flag_values=flag_values,
+        sys_argv=argv,
+    )
+    flag_values["config"].default_as_str = repr(name)
+    flag_values.register_key_flag_for_module(sys.argv[0], flag_values["config"])
+
+
+def _exit_with_usage(error: UsageError) -> NoReturn:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
