@@ -6,10 +6,10 @@ import functools
 import random
 import re
 
-from spade_jax.design.families.family import Family, OneAnswer, fill, quoted
+from spade_jax.design.families.family import Family, OneAnswer, Slip, Writer, fill, quoted
 from spade_jax.types import Kind
 
-_TEMPLATE = '''
+_TEMPLATE = """
 import random
 
 class $name:
@@ -28,12 +28,10 @@ $draws
 
     def solution(self):
         return [self.answer]
-'''
+"""
 
 
-def _program(
-    theme: str, name: str, draws: list[str], answer: str, ask: str, hint: str
-) -> str:
+def _program(theme: str, name: str, draws: list[str], answer: str, ask: str, hint: str) -> str:
     lines = "\n".join(" " * 8 + line for line in draws)
     return fill(_TEMPLATE, theme, name=name, draws=lines, answer=answer, ask=ask, hint=hint)
 
@@ -54,27 +52,30 @@ def _write_sum(rng: random.Random, level: int, theme: str) -> str:
     verb = rng.choice(["add {self.a} and {self.b}.", "what is {self.a} + {self.b}?"])
     third = ""
     if level == 1:
-        a, b = _between(rng, (10, 29), (60, 99)), _between(rng, (1, 2), (5, 9))
-        if rng.random() < 0.6:
-            a = _between(rng, (1, 3), (7, 9)) + " * 10"
+        a, b = _between(rng, (10, 15), (24, 35)), _between(rng, (1, 2), (5, 6))
+        if rng.random() < 0.7:
+            a, b = _between(rng, (1, 3), (7, 9)) + " * 10", _between(rng, (1, 3), (6, 9))
         answer, hint = "self.a + self.b", "It is 1 more than {self.a + self.b - 1}."
     elif level == 2:
         a, b = _between(rng, (11, 29), (50, 99)), _between(rng, (2, 4), (7, 9))
         answer = "self.a + self.b"
         hint = "Half way is {self.a + self.b // 2}, then add {self.b - self.b // 2}."
         if rng.random() < 0.5:
-            verb, answer = "what is {self.a} - {self.b}?", "self.a - self.b"
+            a, verb = _between(rng, (21, 39), (60, 99)), "what is {self.a} - {self.b}?"
+            answer = "self.a - self.b"
             hint = "Half way is {self.a - self.b // 2}, then take {self.b - self.b // 2}."
     elif level == 3:
         a, b = _between(rng, (40, 55), (70, 99)), f"{_between(rng, (1, 1), (2, 3))} * 10 + {ones}"
         answer = "self.a + self.b"
         hint = "First {self.a + self.b // 10 * 10}, then add {self.b % 10}."
         if rng.random() < 0.5:
-            verb, answer = "what is {self.a} - {self.b}?", "self.a - self.b"
+            a, verb = _between(rng, (61, 70), (85, 99)), "what is {self.a} - {self.b}?"
+            answer = "self.a - self.b"
             hint = "First {self.a - self.b // 10 * 10}, then take {self.b % 10}."
     elif level == 4:
-        a, b = _between(rng, (41, 60), (70, 99)), _between(rng, (11, 39), (60, 99))
-        third, sign, word = _between(rng, (11, 19), (30, 40)), *rng.choice(["+ add", "- take"]).split()
+        a, b = _between(rng, (61, 70), (80, 99)), _between(rng, (11, 39), (60, 99))
+        third = _between(rng, (11, 19), (25, 35))
+        sign, word = rng.choice([("+", "add"), ("-", "take")])
         verb = "what is {self.a} + {self.b} " + sign + " {self.c}?"
         answer = f"self.a + self.b {sign} self.c"
         hint = f"The first two make {{self.a + self.b}}, then {word} {{self.c}}."
@@ -92,7 +93,9 @@ def _write_sum(rng: random.Random, level: int, theme: str) -> str:
 
 def _slip_sum(rng: random.Random, question: str, answer: str) -> str:
     right, last = int(answer), _numbers(question)[-1]
-    return str(abs(right + rng.choice([-10, 10, -10, 1, -1, last, -last, 100 if right > 99 else 2])))
+    return str(
+        abs(right + rng.choice([-10, 10, -10, 1, -1, last, -last, 100 if right > 99 else 2]))
+    )
 
 
 # -- sequence ---------------------------------------------------------------------------------
@@ -100,29 +103,29 @@ def _slip_sum(rng: random.Random, question: str, answer: str) -> str:
 
 def _write_sequence(rng: random.Random, level: int, theme: str) -> str:
     start, step = _between(rng, (1, 9), (25, 50)), _between(rng, (1, 1), (2, 3))
-    terms, extra, change = rng.randint(4, 5), "", "self.b"
+    terms, extra, change = rng.randint(4, 5), "", "self.items[-1] + self.b"
     hint = "The step is {self.b}."
     if level == 2:
         step = _between(rng, (2, 5), (7, 9))
         if rng.random() < 0.5:
-            start, change = _between(rng, (61, 70), (90, 99)), "-self.b"
+            start, change = _between(rng, (61, 70), (90, 99)), "self.items[-1] - self.b"
             hint = "It goes down by {self.b} each time."
     elif level == 3:
         start, step = _between(rng, (1, 30), (50, 70)), _between(rng, (11, 15), (19, 39))
     elif level == 4:
         step, extra = _between(rng, (2, 5), (9, 19)), _between(rng, (1, 2), (4, 9))
-        change = "self.b + self.c * i"
+        change = "self.items[-1] + self.b + self.c * i"
         hint = f"The next step is {{self.b + self.c * {terms - 1}}}."
     elif level == 5:
         start, step = _between(rng, (2, 4), (9, 15)), _between(rng, (2, 2), (3, 4))
         extra, terms = _between(rng, (1, 5), (9, 29)), 4
-        change = "self.items[-1] * (self.b - 1) + self.c"
+        change = "self.items[-1] * self.b + self.c"
         hint = "Times {self.b} makes {self.items[-1] * self.b}, then add {self.c}."
     draws = [f"self.a = {start}", f"self.b = {step}"]
     draws += [f"self.c = {extra}"] if extra else []
-    grow = f"self.items.append(self.items[-1] + {change})".replace("+ -", "- ")
-    draws += ["self.items = [self.a]", f"for i in range({terms}):", "    " + grow]
-    ask = rng.choice(["what comes next:", "continue:"]) + " {' '.join(map(str, self.items))}?"
+    draws += ["self.items = [self.a]", f"for i in range({terms}):"]
+    draws += [f"    self.items.append({change})"]
+    ask = rng.choice(["what comes after", "continue"]) + " {' '.join(map(str, self.items))}."
     return _program(theme, "SequenceEnv", draws, "str(self.items.pop())", ask, hint)
 
 
@@ -135,26 +138,34 @@ def _slip_sequence(rng: random.Random, question: str, answer: str) -> str:
 
 # -- letters ----------------------------------------------------------------------------------
 
-_LETTER_COUNTS = ((3, 3), (4, 4), (5, 5), (6, 6), (7, 8))
+_LETTER_COUNTS = ((3, 3), (3, 4), (5, 5), (6, 6), (7, 8))
 
 
 def _write_letters(rng: random.Random, level: int, theme: str) -> str:
     n = rng.randint(*_LETTER_COUNTS[level - 1])
     letters = "".join(sorted(rng.sample("abcdefghijklmnopqrstuvwxyz", rng.randint(9, 14))))
-    draws = [f'self.items = rng.sample("{letters}", {n})', 'self.a = "".join(self.items)']
-    verb = rng.choice(["spell {self.a} backwards.", "write {self.a} from its end."])
-    answer = "self.a[::-1]"
+    draws = [f'self.items = rng.sample("{letters}", {n})']
+    draws += [f'self.a = "{" " if level == 1 else ""}".join(self.items)']
+    verb = rng.choice(["spell {self.a} backwards.", "spell {self.a} from its end."])
+    order = "self.items[::-1]"
     if level > 1 and rng.random() < 0.4:
         k = rng.randint(1, n - 2)
-        verb, answer = f"move {k} letters of {{self.a}} to the end.", f"self.a[{k}:] + self.a[:{k}]"
+        verb, order = (
+            f"spell {{self.a}} from letter {k + 1} on, then the start.",
+            f"self.items[{k}:] + self.items[:{k}]",
+        )
     hint = rng.choice(["The letters are", "It is made of"]) + " {' '.join(self.items)}."
-    return _program(theme, "LettersEnv", draws, answer, verb, hint)
+    if level == 1:
+        hint = "Start with {self.items[-1]}."
+    return _program(theme, "LettersEnv", draws, f'" ".join({order})', verb, hint)
 
 
 def _slip_letters(rng: random.Random, question: str, answer: str) -> str:
-    i = rng.randrange(len(answer) - 1)
-    swapped = answer[:i] + answer[i + 1] + answer[i] + answer[i + 2 :]
-    return rng.choice([swapped, swapped, answer[:i] + answer[i + 1 :], answer[1:] + answer[0]])
+    letters = answer.split()
+    i = rng.randrange(len(letters) - 1)
+    swapped = [*letters[:i], letters[i + 1], letters[i], *letters[i + 2 :]]
+    dropped = letters[:i] + letters[i + 1 :]
+    return " ".join(rng.choice([swapped, swapped, dropped, letters[1:] + letters[:1]]))
 
 
 # -- count ------------------------------------------------------------------------------------
@@ -216,21 +227,15 @@ def _slip_order(rng: random.Random, question: str, answer: str) -> str:
     return rng.choice(near + [rng.choice(pairs)[0]])
 
 
-def _family(name: str, skill: str) -> Family:
-    slip = globals()[f"_slip_{name}"]
-    return Family(
-        name=name,
-        skill=skill,
-        kind=Kind.GAME,
-        write=globals()[f"_write_{name}"],
-        player=functools.partial(OneAnswer, slip=slip),
-    )
+def _family(name: str, skill: str, write: Writer, slip: Slip) -> Family:
+    player = functools.partial(OneAnswer, slip=slip)
+    return Family(name=name, skill=skill, kind=Kind.GAME, write=write, player=player)
 
 
 ANSWER_FAMILIES = (
-    _family("sum", "Mathematical Reasoning"),
-    _family("sequence", "Pattern Recognition"),
-    _family("letters", "Pattern Recognition"),
-    _family("count", "Logical Deduction"),
-    _family("order", "Logical Deduction"),
+    _family("sum", "Mathematical Reasoning", _write_sum, _slip_sum),
+    _family("sequence", "Pattern Recognition", _write_sequence, _slip_sequence),
+    _family("letters", "Pattern Recognition", _write_letters, _slip_letters),
+    _family("count", "Logical Deduction", _write_count, _slip_count),
+    _family("order", "Logical Deduction", _write_order, _slip_order),
 )

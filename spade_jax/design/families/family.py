@@ -12,6 +12,9 @@ from spade_jax.types import Kind, dataclass
 
 LEVELS = (1, 2, 3, 4, 5)
 
+Writer = Callable[[random.Random, int, str], str]  # of a program, from rng, level and theme
+Slip = Callable[[random.Random, str, str], str]  # a wrong answer, from rng, question and answer
+
 _THEME = re.compile(r"[A-Za-z][\w'-]*( [\w'-]+)*")
 
 
@@ -34,7 +37,7 @@ class Family:
     name: str
     skill: str
     kind: Kind
-    write: Callable[[random.Random, int, str], str]
+    write: Writer
     player: Callable[..., Player]
 
 
@@ -83,7 +86,7 @@ class OneAnswer:
         observation: str,
         solution: tuple[str, ...],
         careful: bool,
-        slip: Callable[[random.Random, str, str], str],
+        slip: Slip,
     ) -> None:
         self.answer = solution[-1]
         if not careful and rng.random() > 0.1:

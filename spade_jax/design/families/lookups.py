@@ -9,12 +9,12 @@ from spade_jax.design.families.answers import NAMES, THINGS
 from spade_jax.design.families.family import Family, fill, hint_of, quoted
 from spade_jax.types import Kind
 
-_TOOL = '''
+_TOOL = """
     def tool_$tool(self, name):
-        return str(self.$tool.get(name, "none"))
-'''
+        return self.$tool.get(name)
+"""
 
-_TEMPLATE = '''
+_TEMPLATE = """
 import random
 
 class $name(ToolUseBaseEnv):
@@ -23,8 +23,8 @@ class $name(ToolUseBaseEnv):
     def reset(self, seed=None):
         rng = random.Random(seed)
         self.items = rng.sample([$things], $n)
+        $start
 $draws
-        a, b = self.items[:2]
         self._expected_answer = $answer
         return f"$theme: $ask Tools: $tools.", {}
 $methods
@@ -33,10 +33,9 @@ $methods
 
     def solution(self):
         call = '<tool_call>{"name": "%s", "arguments": {"name": "%s"}}</tool_call>'
-        moves = [$calls]
-        calls = [call % (tool, self.items[i]) for tool, i in moves]
+        calls = [call % (tool, self.items[i]) for tool, i in [$calls]]
         return calls + [f"<answer>{self._expected_answer}</answer>"]
-'''
+"""
 
 
 def _program(
@@ -45,6 +44,7 @@ def _program(
     *,
     things: list[str],
     n: int,
+    start: str,
     draws: dict[str, str],
     spare: int,
     answer: str,
@@ -60,6 +60,7 @@ def _program(
         turns=len(calls) + 1 + spare,
         things=quoted(things),
         n=n,
+        start=start,
         draws="\n".join(f"        self.{tool} = {table}" for tool, table in draws.items()),
         answer=answer,
         ask=ask,
@@ -75,12 +76,20 @@ def _program(
 _LINKS = "boss aunt cook twin maid heir".split()
 _FACTS = "room desk age badge seat code".split()
 
-# For each level: links to follow, kinds of link, links the hint gives away, turns to spare.
-_CHAINS = ((0, 0, 0, 2), (1, 1, 1, 2), (2, 1, 1, 1), (3, 2, 1, 1), (4, 2, 2, 0))
+# For each level: links to follow and kinds of link, and turns to spare.
+_CHAINS = (
+    (((0, 0),), 2),
+    (((1, 1),), 2),
+    (((2, 1),), 1),
+    (((3, 1),), 1),
+    (((3, 2), (4, 1)), 0),
+)
 
 
 def _write_chain(rng: random.Random, level: int, theme: str) -> str:
-    hops, kinds, told, spare = _CHAINS[level - 1]
+    paths, spare = _CHAINS[level - 1]
+    hops, kinds = rng.choice(paths)
+    told = (hops + 1) // 2
     links, fact = rng.sample(_LINKS, max(kinds, 1)), rng.choice(_FACTS)
     steps = [rng.choice(links) for _ in range(hops)]
     low = rng.randint(10, 40)
@@ -89,24 +98,25 @@ def _write_chain(rng: random.Random, level: int, theme: str) -> str:
         draws[link] = f"dict(zip(self.items, self.items[{i}:]))"
     for step in steps:
         at.append(at[-1] + 1 + links.index(step))
-    n = max(at[-1] + 1, rng.randint(5, 7))
+    n = max(at[-1] + 1, rng.randint(5, 6))
     draws[fact] = f"{{name: rng.randint({low}, {rng.randint(70, 99)}) for name in self.items}}"
-    whom = "".join(f"the {step} of " for step in reversed(steps)) + "{self.items[0]}"
-    facts = [
-        f"The {step} of {{self.items[{at[i]}]}} is {{self.items[{at[i + 1]}]}}."
-        for i, step in enumerate(steps[:told])
-    ]
+    whom = "".join(f"the {step} of " for step in reversed(steps)) + "{self.a}"
+    hint = f"Call {fact} for {{self.a}}."
+    if told:
+        path = " of the ".join(reversed(steps[:told]))
+        hint = f"The {path} of {{self.a}} is {{self.items[{at[told]}]}}."
     return _program(
         theme,
         "ChainEnv",
-        things=rng.sample(NAMES, rng.randint(n, n + 1)),
+        things=rng.sample(NAMES, n),
         n=n,
+        start="self.a = self.items[0]",
         draws=draws if hops else {fact: draws[fact]},
         spare=spare,
         answer=f"str(self.{fact}[self.items[{at[-1]}]])",
         ask=rng.choice(["what is", "find"]) + f" the {fact} of {whom}?",
-        hint=" ".join(facts) or f"Call {fact} for {{self.items[0]}}.",
-        calls=[*zip(steps, at), (fact, at[-1])],
+        hint=hint,
+        calls=[*zip(steps, at, strict=False), (fact, at[-1])],
     )
 
 
@@ -117,37 +127,47 @@ def _write_stock(rng: random.Random, level: int, theme: str) -> str:
     low, high, fee = rng.randint(2, 4), rng.randint(7, 9), rng.choice(["fee", "tax", "tip"])
     price, extra = f"rng.randint({low}, {high})", f"rng.randint(1, {high})"
     calls = [("price", 0), ("price", 1)]
-    ask, answer = "what do {a} and {b} cost?", "self.price[a] + self.price[b]"
+    ask, answer = "what do {self.a} and {self.b} cost?", "self.price[self.a] + self.price[self.b]"
     if level == 1:
         price, calls = f"rng.randint(1, {high}) * 10", [("price", 0), (fee, 0)]
-        ask, answer = f"what do {{a}} and its {fee} cost?", f"self.price[a] + self.{fee}[a]"
+        ask, answer = (
+            f"what do {{self.a}} and its {fee} cost?",
+            f"self.price[self.a] + self.{fee}[self.a]",
+        )
     elif level == 2:
-        price, calls = f"rng.randint({rng.randint(11, 29)}, {rng.randint(50, 90)})", [("price", 0), (fee, 0)]
-        ask, answer = f"what do {{a}} and its {fee} cost?", f"self.price[a] + self.{fee}[a]"
+        price, calls = (
+            f"rng.randint({rng.randint(11, 29)}, {rng.randint(50, 90)})",
+            [("price", 0), (fee, 0)],
+        )
+        ask, answer = (
+            f"what do {{self.a}} and its {fee} cost?",
+            f"self.price[self.a] + self.{fee}[self.a]",
+        )
     elif level == 3:
         price = f"rng.randint({rng.randint(11, 19)}, {rng.randint(30, 49)})"
     elif level == 4:
         fee, extra = "stock", f"rng.randint({rng.randint(11, 14)}, {rng.randint(19, 29)})"
         calls = [("price", 0), (fee, 0)]
-        ask, answer = "what is all {a} worth?", "self.price[a] * self.stock[a]"
+        ask, answer = "what is all {self.a} worth?", "self.price[self.a] * self.stock[self.a]"
     else:
         fee, extra = "stock", f"rng.randint({rng.randint(11, 19)}, {rng.randint(29, 49)})"
         calls = [("price", 0), ("stock", 0), ("price", 1), ("stock", 1)]
-        ask = "what are all {a} and {b} worth?"
-        answer = "self.price[a] * self.stock[a] + self.price[b] * self.stock[b]"
+        ask = "what are all {self.a} and {self.b} worth?"
+        answer = "self.price[self.a] * self.stock[self.a] + self.price[self.b] * self.stock[self.b]"
     draws = {"price": f"{{name: {price} for name in self.items}}"}
     if any(tool != "price" for tool, _ in calls):
         draws[fee] = f"{{name: {extra} for name in self.items}}"
     told = [
-        f"The {tool} of {{self.items[{i}]}} is {{self.{tool}[self.items[{i}]]}}."
-        for tool, i in calls[: len(calls) // 2]
+        f"The {tool} of {{self.a}} is {{self.{tool}[self.a]}}."
+        for tool, _ in calls[: len(calls) // 2]
     ]
-    n = rng.randint(3, 5)
+    n, pair = rng.randint(3, 4), any(item for _, item in calls)
     return _program(
         theme,
         "StockEnv",
-        things=rng.sample(THINGS, rng.randint(n, 7)),
+        things=rng.sample(THINGS, rng.randint(n, 5)),
         n=n,
+        start="self.a, self.b = self.items[:2]" if pair else "self.a = self.items[0]",
         draws=draws,
         spare=2 if level < 3 else 1,
         answer=f"str({answer})",
@@ -172,8 +192,9 @@ class _Asker:
     def __init__(
         self, rng: random.Random, observation: str, solution: tuple[str, ...], careful: bool
     ) -> None:
-        told = set(re.findall(r"The (\w+) of (\w+) is", hint_of(observation)))
-        calls = [call for call in solution[:-1] if _CALL.findall(call)[0] not in told]
+        told = re.findall(r"The ([\w ]+) of \w+ is", hint_of(observation))
+        known = sum(len(path.split(" of ")) for path in told)
+        calls = list(solution[known:-1])
         answer = solution[-1]
         self.rng, self.seen = rng, ""
         if not careful and rng.random() > 0.1:

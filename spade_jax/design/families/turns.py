@@ -10,7 +10,7 @@ from spade_jax.types import Kind
 
 # -- search -----------------------------------------------------------------------------------
 
-_SEARCH = '''
+_SEARCH = """
 import random
 
 class SearchEnv:
@@ -39,7 +39,7 @@ class SearchEnv:
             moves.append(str(mid))
             low, high = (mid + 1, high) if mid < self.a else (low, mid - 1)
         return moves
-'''
+"""
 
 # For each level: lowest and highest first number, size of the range, guesses, width of the hint.
 _SEARCHES = (
@@ -93,56 +93,62 @@ class _Searcher:
 
 # -- grid -------------------------------------------------------------------------------------
 
-_GRID = '''
+_GRID = """
 import random
 
 class GridEnv:
     def reset(self, seed=None):
         rng = random.Random(seed)
         self.x, self.y = rng.randint($x), rng.randint($y)
-        across = [rng.choice(["left", "right"])] * $across
-        along = [rng.choice(["up", "down"])] * $along
+        a, b = rng.choice([$across]), rng.choice([$along])
+        across = ["left" if a < 0 else "right"] * abs(a)
+        along = ["down" if b < 0 else "up"] * abs(b)
         self.items = $legs
-        self.left = len(self.items) + $spare
-        self.a = self.x + self.items.count("right") - self.items.count("left")
-        self.b = self.y + self.items.count("up") - self.items.count("down")$pit_draw
-        return f"$theme: $ask from {self.x},{self.y} to {self.a},{self.b} in {self.left} moves: left, right, up, down.$pit_text", {}
+        self.left = len(self.items)$spare
+        self.goal = f"{self.x + a},{self.y + b}"$pit_draw
+        return f"$theme: $ask from {self.x},{self.y} to {self.goal} in {self.left} moves: $how", {}
 
     def step(self, action):
         self.left -= 1
         move = action.strip()
         self.x += (move == "right") - (move == "left")
         self.y += (move == "up") - (move == "down")
-        won = (self.x, self.y) == (self.a, self.b)
-        over = won or self.left == 0$pit_over
-        return f"At {self.x},{self.y}.", float(won), over, False, {}
+        at = f"{self.x},{self.y}"
+        won = at == self.goal$pit_step
+        return f"At {at}.", float(won), won or self.left == 0, False, {}
 
     def hint(self):
         return f"Start with {self.items[0]}$then."
 
     def solution(self):
         return self.items
-'''
+"""
 
+_WAYS = "left, right, up, down."
+_PIT_WAYS = _WAYS + " Pit at {self.pit}."
 _PIT_DRAW = """
-        self.pit = (self.x, self.b) if self.items[0] in across else (self.a, self.y)"""
+        corners = [f"{self.x},{self.y + b}", f"{self.x + a},{self.y}"]
+        self.pit = corners[self.items[0] in along]"""
+_PIT_STEP = """
+        self.left *= at != self.pit"""
 
 # For each level: lengths of the two legs, moves to spare, whether one of the corners is a pit.
 _GRIDS = (
-    ((1, 2), (1, 1), (1, 1), False),
+    ((1, 2), (1,), (1, 1), False),
     ((1, 2), (1, 2), (0, 1), False),
     ((2, 3), (1, 2), (0, 1), False),
-    ((1, 3), (1, 2), (0, 1), True),
-    ((2, 4), (2, 3), (0, 0), True),
+    ((2, 3), (1, 2), (0, 1), True),
+    ((3, 4), (2, 3), (0, 0), True),
 )
 
 
-def _length(rng: random.Random, low: int, high: int) -> str:
-    return f"rng.randint({low}, {high})" if low < high else str(low)
+def _either_way(lengths: tuple[int, ...]) -> str:
+    return ", ".join(map(str, [-n for n in reversed(lengths)] + list(lengths)))
 
 
 def _write_grid(rng: random.Random, level: int, theme: str) -> str:
-    one, two, spare, pit = _GRIDS[level - 1]
+    one, two, spares, pit = _GRIDS[level - 1]
+    spare = rng.randint(*spares)
     across, along = rng.sample([one, two], 2)
     starts = [f"{rng.randint(2, 4)}, {rng.randint(5, 9)}" for _ in "xy"]
     return fill(
@@ -150,15 +156,15 @@ def _write_grid(rng: random.Random, level: int, theme: str) -> str:
         theme,
         x=starts[0],
         y=starts[1],
-        across=_length(rng, *across),
-        along=_length(rng, *along),
+        across=_either_way(across),
+        along=_either_way(along),
         legs="rng.choice([across + along, along + across])" if pit else "across + along",
-        spare=rng.randint(*spare),
+        spare=f" + {spare}" if spare else "",
         ask=rng.choice(["walk", "go", "move"]),
         then=", {self.items[1]}" if level > 2 else "",
         pit_draw=_PIT_DRAW if pit else "",
-        pit_text=" Pit at {self.pit[0]},{self.pit[1]}." if pit else "",
-        pit_over=" or (self.x, self.y) == self.pit" if pit else "",
+        how=_PIT_WAYS if pit else _WAYS,
+        pit_step=_PIT_STEP if pit else "",
     )
 
 
@@ -189,7 +195,7 @@ class _Walker:
 
 # -- lock -------------------------------------------------------------------------------------
 
-_LOCK = '''
+_LOCK = """
 import random
 
 class LockEnv:
@@ -212,7 +218,7 @@ class LockEnv:
 
     def solution(self):
         return self.items
-'''
+"""
 
 BUTTONS = "red blue gold pink gray green black white amber brown".split()
 
