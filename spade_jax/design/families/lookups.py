@@ -33,8 +33,8 @@ $methods
 
     def solution(self):
         call = '<tool_call>{"name": "%s", "arguments": {"name": "%s"}}</tool_call>'
-        calls = [call % (tool, self.items[i]) for tool, i in [$calls]]
-        return calls + [f"<answer>{self._expected_answer}</answer>"]
+        moves = [call % (tool, self.items[i]) for tool, i in [$calls]]
+        return [*moves, f"<answer>{self._expected_answer}</answer>"]
 """
 
 
@@ -91,7 +91,7 @@ def _write_chain(rng: random.Random, level: int, theme: str) -> str:
     hops, kinds = rng.choice(paths)
     told = (hops + 1) // 2
     links, fact = rng.sample(_LINKS, max(kinds, 1)), rng.choice(_FACTS)
-    steps = [rng.choice(links) for _ in range(hops)]
+    steps = [links[i % kinds] for i in range(hops)]
     low = rng.randint(10, 40)
     draws, at = {}, [0]
     for i, link in enumerate(links, 1):
@@ -99,7 +99,7 @@ def _write_chain(rng: random.Random, level: int, theme: str) -> str:
     for step in steps:
         at.append(at[-1] + 1 + links.index(step))
     n = max(at[-1] + 1, rng.randint(5, 6))
-    draws[fact] = f"{{name: rng.randint({low}, {rng.randint(70, 99)}) for name in self.items}}"
+    draws[fact] = f"{{x: rng.randint({low}, {rng.randint(70, 99)}) for x in self.items}}"
     whom = "".join(f"the {step} of " for step in reversed(steps)) + "{self.a}"
     hint = f"Call {fact} for {{self.a}}."
     if told:
@@ -154,9 +154,9 @@ def _write_stock(rng: random.Random, level: int, theme: str) -> str:
         calls = [("price", 0), ("stock", 0), ("price", 1), ("stock", 1)]
         ask = "what are all {self.a} and {self.b} worth?"
         answer = "self.price[self.a] * self.stock[self.a] + self.price[self.b] * self.stock[self.b]"
-    draws = {"price": f"{{name: {price} for name in self.items}}"}
+    draws = {"price": f"{{x: {price} for x in self.items}}"}
     if any(tool != "price" for tool, _ in calls):
-        draws[fee] = f"{{name: {extra} for name in self.items}}"
+        draws[fee] = f"{{x: {extra} for x in self.items}}"
     told = [
         f"The {tool} of {{self.a}} is {{self.{tool}[self.a]}}."
         for tool, _ in calls[: len(calls) // 2]

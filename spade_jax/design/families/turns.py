@@ -103,9 +103,9 @@ class GridEnv:
         a, b = rng.choice([$across]), rng.choice([$along])
         across = ["left" if a < 0 else "right"] * abs(a)
         along = ["down" if b < 0 else "up"] * abs(b)
-        self.items = $legs
+        $legs
         self.left = len(self.items)$spare
-        self.goal = f"{self.x + a},{self.y + b}"$pit_draw
+        self.goal = f"{self.x + a},{self.y + b}"
         return f"$theme: $ask from {self.x},{self.y} to {self.goal} in {self.left} moves: $how", {}
 
     def step(self, action):
@@ -126,9 +126,10 @@ class GridEnv:
 
 _WAYS = "left, right, up, down."
 _PIT_WAYS = _WAYS + " Pit at {self.pit}."
-_PIT_DRAW = """
-        corners = [f"{self.x},{self.y + b}", f"{self.x + a},{self.y}"]
-        self.pit = corners[self.items[0] in along]"""
+_LEGS = "self.items = across + along"
+_PIT_LEGS = """one = across + along, f"{self.x},{self.y + b}"
+        two = along + across, f"{self.x + a},{self.y}"
+        self.items, self.pit = rng.choice([one, two])"""
 _PIT_STEP = """
         self.left *= at != self.pit"""
 
@@ -158,11 +159,10 @@ def _write_grid(rng: random.Random, level: int, theme: str) -> str:
         y=starts[1],
         across=_either_way(across),
         along=_either_way(along),
-        legs="rng.choice([across + along, along + across])" if pit else "across + along",
+        legs=_PIT_LEGS if pit else _LEGS,
         spare=f" + {spare}" if spare else "",
         ask=rng.choice(["walk", "go", "move"]),
-        then=", {self.items[1]}" if level > 2 else "",
-        pit_draw=_PIT_DRAW if pit else "",
+        then=", {self.items[1]}" if level == 3 else "",
         how=_PIT_WAYS if pit else _WAYS,
         pit_step=_PIT_STEP if pit else "",
     )
