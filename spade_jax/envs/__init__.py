@@ -1,0 +1,1 @@
+"""Environments: the contract, parsers, the sandbox and validation. Never imports jax."""

@@ -1,0 +1,173 @@
+"""What an environment is, and the checks that hold it to that.
+
+An environment is a Python class whose name ends in `Env`:
+
+    reset(seed=None) -> (observation, info)          a bare observation is read as (observation, {})
+    step(action) -> (observation, reward, terminated, truncated, info)
+    solution() -> list of actions, exactly as `step` takes them, that win the instance after reset
+    hint() -> text that helps on this instance and does not contain the answer
+    close()
+
+`reset` and `step` are required, the others optional. Observations are non-empty text. The reward
+is a finite number in [-10, 10]; numpy scalars and numpy bools are read as plain ones. `info` is
+ignored. An episode is won when it terminated with a last reward above 0.5. Programs of kind
+`tool_use` subclass `ToolUseBaseEnv`, which stands in their globals without an import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from spade_jax.types import Kind, StepResult
+
+WIN = 0.5  # a final reward above this is a win
+REWARD_LIMIT = 10.0
+MAX_SOLUTION = 1000  # actions
+MODULE = "environment"  # module name that a program sees itself under
+OVERSIZED = "The observation is too long"  # start of the message on an observation over the cap
+
+ALLOWED_MODULES = (
+    *("__future__", "abc", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime"),
+    *("decimal", "enum", "fractions", "functools", "heapq", "itertools", "json", "math"),
+    *("numbers", "numpy", "operator", "random", "re", "statistics", "string", "textwrap"),
+    *("typing", "unicodedata"),
+)
+
+
+class ContractError(ValueError):
+    """The environment answered something the contract does not allow."""
+
+
+def won(result: StepResult) -> bool:
+    """Whether an episode that ends with `result` is won."""
+    return result.terminated and result.reward > WIN
+
+
+def environment_class(namespace: Mapping[str, Any], kind: Kind, tool_base: type) -> type:
+    """The last class a program defined whose name ends in `Env`."""
+    found = [
+        value
+        for name, value in namespace.items()
+        if isinstance(value, type)
+        and name.endswith("Env")
+        and getattr(value, "__module__", None) == MODULE
+    ]
+    if not found:
+        raise ContractError("The program defines no class whose name ends in Env.")
+    chosen = found[-1]
+    if kind is Kind.TOOL_USE and not issubclass(chosen, tool_base):
+        raise ContractError(f"{chosen.__name__} must subclass ToolUseBaseEnv to offer tools.")
+    for method in ("reset", "step"):
+        if not callable(getattr(chosen, method, None)):
+            raise ContractError(f"{chosen.__name__} has no method {method}.")
+    return chosen
+
+
+def reset_result(value: Any, max_observation: int) -> StepResult:
+    """Check what `reset` returned."""
+    if _is_a(value, str):
+        return StepResult(observation=_observation(value, max_observation))
+    if not _is_a(value, tuple) or len(value) != 2:
+        raise ContractError(
+            f"reset must return (observation, info), a tuple of 2, but returned {_describe(value)}."
+        )
+    return StepResult(observation=_observation(value[0], max_observation))
+
+
+def step_result(value: Any, max_observation: int) -> StepResult:
+    """Check what `step` returned."""
+    if not _is_a(value, tuple) or len(value) != 5:
+        raise ContractError(
+            "step must return (observation, reward, terminated, truncated, info), a tuple of 5, "
+            f"but returned {_describe(value)}."
+        )
+    observation, reward, terminated, truncated, _ = value
+    return StepResult(
+        observation=_observation(observation, max_observation),
+        reward=_reward(reward),
+        terminated=_flag(terminated, "terminated"),
+        truncated=_flag(truncated, "truncated"),
+    )
+
+
+def hint_text(value: Any, max_observation: int) -> str | None:
+    """Check what `hint` returned; None or blank text is no hint."""
+    if value is None:
+        return None
+    if not _is_a(value, str):
+        raise ContractError(f"hint must return text, but returned {_describe(value)}.")
+    if len(value) > max_observation:
+        raise ContractError(f"The hint is longer than {max_observation} characters.")
+    return _plain(value).strip() or None
+
+
+def solution_actions(value: Any, max_observation: int) -> tuple[str, ...] | None:
+    """Check what `solution` returned; None is no solution."""
+    if value is None:
+        return None
+    if not (_is_a(value, list) or _is_a(value, tuple)):
+        raise ContractError(f"solution must return a list of text, not {_describe(value)}.")
+    if not 0 < len(value) <= MAX_SOLUTION:
+        raise ContractError(f"solution must return 1 to {MAX_SOLUTION} actions, not {len(value)}.")
+    for action in value:
+        if not _is_a(action, str):
+            raise ContractError(f"An action of solution must be text, not {_describe(action)}.")
+        if len(action) > max_observation:
+            raise ContractError(f"An action of solution exceeds {max_observation} characters.")
+    return tuple(_plain(action) for action in value)
+
+
+def check_reward(reward: float) -> bool:
+    """Whether a plain number is finite and in range; NaN fails both comparisons."""
+    return -REWARD_LIMIT <= reward <= REWARD_LIMIT
+
+
+def _observation(value: Any, limit: int) -> str:
+    if not _is_a(value, str):
+        raise ContractError(f"The observation must be text, not {_describe(value)}.")
+    if len(value) > limit:
+        raise ContractError(f"{OVERSIZED}: {len(value)} characters, the limit is {limit}.")
+    if not value.strip():
+        raise ContractError("The observation is empty.")
+    return _plain(value)
+
+
+def _reward(value: Any) -> float:
+    value = _unwrap(value)
+    if type(value) not in (bool, int, float):
+        raise ContractError(f"The reward must be a number, not {_describe(value)}.")
+    if not check_reward(value):
+        raise ContractError(f"The reward must be finite and between -10 and 10, not {value:.6g}.")
+    return float(value)
+
+
+def _flag(value: Any, name: str) -> bool:
+    value = _unwrap(value)
+    if type(value) is not bool:
+        raise ContractError(f"{name} must be True or False, not {_describe(value)}.")
+    return value
+
+
+def _unwrap(value: Any) -> Any:
+    """The plain Python value of a numpy scalar or of an array with one element."""
+    if type(value).__module__.partition(".")[0] == "numpy" and getattr(value, "size", 0) == 1:
+        return value.item()
+    return value
+
+
+def _plain(text: str) -> str:
+    """An exact `str` that UTF-8 can carry; lone surrogates become question marks."""
+    return str.__str__(text).encode("utf-8", "replace").decode()
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    """isinstance by the real type: an object may lie about its `__class__`."""
+    return issubclass(type(value), kind)
+
+
+def _describe(value: Any) -> str:
+    name = type(value).__name__[:80]
+    if _is_a(value, tuple):
+        return f"a tuple of {tuple.__len__(value)}"
+    return name if value is None else f"a value of type {name}"

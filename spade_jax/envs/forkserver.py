@@ -1,0 +1,124 @@
+"""Host side of the fork server: starts it, sends it orders, notices its death."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from spade_jax.envs import wire
+
+_Report = TypeVar("_Report", wire.Started, wire.Killed)
+
+_START_SECONDS = 60.0
+_REPLY_SECONDS = 10.0
+_BOOT = """
+import os, sys
+folders = sys.argv[3].split(os.pathsep)
+added = [folder for folder in folders if folder not in sys.path]
+sys.path[:0] = added
+from spade_jax.envs import zygote
+sys.path[:] = [folder for folder in sys.path if folder not in added[:1]]
+zygote.main(int(sys.argv[1]), sys.argv[2])
+"""
+
+
+class ForkServerDied(Exception):
+    """The fork server is gone, and its instances with it."""
+
+
+class ForkServer:
+    """A running zygote. Not a context manager: the sandbox owns it."""
+
+    def __init__(self, limits: wire.Limits, hash_seed: int) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(_START_SECONDS)
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-s", "-P", "-c", _BOOT, str(theirs.fileno())),
+                    *(msgspec.json.encode(limits).decode(), os.pathsep.join(_folders())),
+                ],
+                pass_fds=[theirs.fileno()],
+                env=_environment(hash_seed),
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._receive(wire.Started)
+        self._control.settimeout(_REPLY_SECONDS)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fork(self, instance: int, channel: socket.socket, numpy: bool) -> None:
+        """Fork an instance that talks on `channel`, which the caller then closes."""
+        try:
+            packet = wire.encode(wire.Fork(instance, numpy))
+            socket.send_fds(self._control, [packet], [channel.fileno()])
+        except OSError as error:
+            raise ForkServerDied from error
+
+    def kill(self, instances: Sequence[int]) -> tuple[wire.Exit, ...]:
+        """Kill and reap; returns how each one ended, in order."""
+        try:
+            self._control.send(wire.encode(wire.Kill(tuple(instances))))
+        except OSError as error:
+            raise ForkServerDied from error
+        report = self._receive(wire.Killed)
+        if len(report.exits) != len(instances):
+            raise ForkServerDied
+        return report.exits
+
+    def close(self) -> None:
+        """End the fork server, which first kills all its instances."""
+        self._control.close()
+        try:
+            self._process.wait(_REPLY_SECONDS)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _receive(self, expected: type[_Report]) -> _Report:
+        try:
+            report = wire.decode_report(self._control.recv(wire.MAX_PACKET))
+        except (OSError, msgspec.DecodeError) as error:
+            raise ForkServerDied from error
+        if not isinstance(report, expected):
+            raise ForkServerDied
+        return report
+
+
+def _folders() -> list[str]:
+    """Where the fork server finds this project, first, and the packages it needs."""
+    folders = [str(Path(__file__).resolve().parents[2])]
+    for name in ("msgspec", "numpy"):
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            folders.append(str(Path(spec.origin).resolve().parents[1]))
+    return list(dict.fromkeys(folders))
+
+
+def _environment(hash_seed: int) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+    return {
+        **kept,
+        **threads,
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": str(hash_seed),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
