@@ -17,28 +17,11 @@ from pathlib import Path
 
 from ml_collections import config_dict
 
+from spade_jax.design.skills import KINDS
 from spade_jax.learn.advantages import AGENT_ADVANTAGES
 from spade_jax.learn.regret import DESIGNER_REWARDS
 from spade_jax.learn.returns import RETURNS
-from spade_jax.types import Kind, UsageError
-
-SKILLS: dict[str, Kind] = {
-    "Mathematical Reasoning": Kind.GAME,
-    "Logical Deduction": Kind.GAME,
-    "Spatial Reasoning": Kind.GAME,
-    "Pattern Recognition": Kind.GAME,
-    "Optimization": Kind.GAME,
-    "Causal Inference": Kind.GAME,
-    "Strategic Planning": Kind.GAME,
-    "Memory Recall": Kind.GAME,
-    "Language Understanding": Kind.GAME,
-    "API Orchestration": Kind.TOOL_USE,
-    "Data Retrieval": Kind.TOOL_USE,
-    "State Modification": Kind.TOOL_USE,
-    "Error Recovery": Kind.TOOL_USE,
-    "Tool Selection": Kind.TOOL_USE,
-    "Multi-Step Workflows": Kind.TOOL_USE,
-}
+from spade_jax.types import UsageError
 
 FILE = "config.json"  # in a workdir
 FREE = ("iterations", "checkpoint.", "evaluation.", "log.")  # may change when a run is resumed
@@ -298,9 +281,12 @@ RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
 
 
 def check(config: config_dict.ConfigDict) -> None:
-    """Raise a ConfigError for the first field that is unknown, missing, or out of its bounds."""
+    """Check a config of a training run: the fields of `configs/default.py`, each in its bounds.
+
+    Raises a ConfigError for the first mistake.
+    """
+    check_fields(config, load("default"))
     values = flatten(config)
-    _check_fields(values)
     for field, allowed in CHOICES.items():
         if values[field] not in allowed:
             near = _near(values[field], allowed)
@@ -319,9 +305,9 @@ def check(config: config_dict.ConfigDict) -> None:
             raise ConfigError(sentence.format(c=config, n_skills=n_skills, n_plays=n_plays))
 
 
-def _check_fields(values: dict[str, object]) -> None:
-    """Fields and their types must be those of `configs/default.py`."""
-    known = flatten(load("default"))
+def check_fields(config: config_dict.ConfigDict, pattern: config_dict.ConfigDict) -> None:
+    """Raise a ConfigError unless fields and their types are those of `pattern`."""
+    values, known = flatten(config), flatten(pattern)
     for field, value in values.items():
         if field not in known:
             near = _near(field, known)
@@ -334,19 +320,17 @@ def _check_fields(values: dict[str, object]) -> None:
             )
     for field in known:
         if field not in values:
-            raise ConfigError(
-                f"the config lacks the field {field}; start it from configs/default.py"
-            )
+            raise ConfigError(f"the config lacks the field {field}; start it from a bundled config")
 
 
 def _check_skills(skills: tuple[str, ...]) -> None:
     if not skills:
         raise ConfigError("skills is empty; list at least one skill")
     for skill in skills:
-        if skill not in SKILLS:
-            near = _near(str(skill), SKILLS)
+        if skill not in KINDS:
+            near = _near(str(skill), KINDS)
             raise ConfigError(
-                f"skills names {skill!r}{near}, which is none; choose from {', '.join(SKILLS)}"
+                f"skills names {skill!r}{near}, which is none; choose from {', '.join(KINDS)}"
             )
         if skills.count(skill) > 1:
             raise ConfigError(f"skills lists {skill!r} twice; remove one")
@@ -364,12 +348,12 @@ def check_field(config: config_dict.ConfigDict, field: str) -> None:
             f"{', '.join(members)}"
         )
     raise ConfigError(
-        f"the config has no field {field!r}{_near(field, known)}; configs/default.py lists all"
+        f"the config has no field {field!r}{_near(field, known)}; its file lists them all"
     )
 
 
 def flatten(config: config_dict.ConfigDict) -> dict[str, object]:
-    """Values by dotted field name, in the config's order."""
+    """Values by dotted field name."""
     return _flatten(config.to_dict())
 
 

@@ -11,25 +11,28 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from absl import app, flags
-from ml_collections import config_flags
+from ml_collections import config_dict, config_flags
 
 from spade_jax import config as configs
 from spade_jax.types import UsageError
 
+Check = Callable[[config_dict.ConfigDict], None]
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]+)")
 
 
-def run_program(main: Callable[[], int | None], *, config: str | None = None) -> NoReturn:
+def run_program(
+    main: Callable[[], int | None], *, config: str | None = None, check: Check = configs.check
+) -> NoReturn:
     """Parse the command line, run `main` and exit with what it returns.
 
     With `config`, the program takes `--config=NAME_OR_PATH` (that name by default) and
-    `--config.group.field=VALUE`; `main` finds the checked config in `flags.FLAGS.config`.
-    A UsageError, here or in `main`, is printed as one line and exits with 2.
+    `--config.group.field=VALUE`; `main` finds the config, which `check` has passed, in
+    `flags.FLAGS.config`. A UsageError, here or in `main`, is printed as one line and exits with 2.
     """
 
     def parse(argv: Sequence[str]) -> list[str]:
         try:
-            return parse_flags(argv, config, flags.FLAGS)
+            return parse_flags(argv, config, flags.FLAGS, check)
         except UsageError as error:
             _exit_with_usage(error)
         except SystemExit:  # --help and its like exit with 1, though nothing failed
@@ -46,7 +49,10 @@ def run_program(main: Callable[[], int | None], *, config: str | None = None) ->
 
 
 def parse_flags(
-    argv: Sequence[str], config: str | None, flag_values: flags.FlagValues
+    argv: Sequence[str],
+    config: str | None,
+    flag_values: flags.FlagValues,
+    check: Check = configs.check,
 ) -> list[str]:
     """Parse `argv` (program name first) into `flag_values`, its `config` checked; no rest is left.
 
@@ -66,7 +72,7 @@ def parse_flags(
             f"unexpected argument {rest[1]!r}; pass --flag=value (--help lists the flags)"
         )
     if config is not None:
-        configs.check(flag_values.config)
+        check(flag_values.config)
     return rest
 
 
