@@ -111,15 +111,19 @@ def pack(
     *,
     buckets: Sequence[int],
     micro_rows: Sequence[int],
-) -> tuple[tuple[Rows, ...], Layout]:
+    capacity: Sequence[int] | None = None,
+) -> tuple[tuple[Rows, ...], np.ndarray, Layout]:
     """Pack conversations into one `Rows` per bucket of row length.
 
-    `micro_rows[b]` packed rows of bucket b make a micro-batch; unused rows are padding.
+    `micro_rows[b]` packed rows of bucket b make a micro-batch; unused rows are padding. Each
+    bucket holds at least `capacity[b]` micro-batches, so that batches may share their shapes; the
+    int32 array returned with them says how many are in use.
     """
     layout = lay_out([len(row.record.ids) for row in rows], buckets)
+    used = [-(-n // micro) for n, micro in zip(layout.rows, micro_rows, strict=True)]
     packed = []
     for b, length in enumerate(layout.buckets):
-        micro = -(-layout.rows[b] // micro_rows[b])
+        micro = max(used[b], capacity[b] if capacity else 0)
         packed.append(_empty(micro * micro_rows[b], length))
     segment = [np.zeros(p.tokens.shape[0], np.int32) for p in packed]
     for row, weight, place in zip(rows, weights, layout.places, strict=True):
@@ -130,7 +134,7 @@ def pack(
         Rows(*(a.reshape(-1, micro_rows[b], layout.buckets[b]) for a in p))
         for b, p in enumerate(packed)
     )
-    return shaped, layout
+    return shaped, np.asarray(used, np.int32), layout
 
 
 def unpack(

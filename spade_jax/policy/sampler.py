@@ -251,8 +251,6 @@ class Session:
         self.used = np.zeros((bucket(rows, ROW_BUCKETS),), np.int32)  # tokens in each row
         self.clock = 0
         self.cache = empty_cache(c, len(self.used), SLOT_STEP, dtype)
-        self.tokens_read = 0  # real tokens that passed through prefill
-        self.tokens_sampled = 0
 
     def retire(self, conversations: Sequence[int]) -> None:
         """Forget conversations that are over."""
@@ -266,16 +264,16 @@ class Session:
         streams: dict[int, tuple[int, ...]],
         *,
         budgets: dict[int, int],
+        steps: int,
         temperature: float,
     ) -> dict[int, Ids]:
         """Read `new_ids` into their conversations and sample one reply in each.
 
         `streams` names each reply's random stream by integers below 2**32, equally many for all.
-        `budgets` are the most tokens each reply may have.
+        `budgets` are the most tokens each reply may have, none above `steps`.
         """
         fresh = {i: self.pending.pop(i, ()) + tuple(ids) for i, ids in new_ids.items()}
         width = bucket(max(len(ids) for ids in fresh.values()), WIDTH_BUCKETS)
-        steps = bucket(max(budgets[i] for i in fresh), WIDTH_BUCKETS)
         self._make_room(width + steps)
         rows = len(self.used)
         tokens_BT = np.zeros((rows, width), np.int32)
@@ -312,8 +310,6 @@ class Session:
             )
             self.pending[i] = replies[i].ids[-1:]
             self.used[row] += len(ids) + n - 1
-            self.tokens_read += len(ids)
-            self.tokens_sampled += n
         return replies
 
     def _make_room(self, columns: int) -> None:

@@ -1,0 +1,1 @@
+"""Measuring a policy on what it was not trained on."""

@@ -1,0 +1,1 @@
+"""Playing: episodes of a policy in environments, without and with the hint."""

@@ -1,0 +1,223 @@
+"""Lessons of the warm start: conversations to imitate, made from the bundled families.
+
+A lesson is a whole conversation whose assistant messages are to be learned. Design lessons pair a
+design prompt (skill, document, examples) with a program; play lessons are episodes of scripted
+players in those programs, played in the sandbox on the path the trained agent takes. The players
+differ in care, as people do: how often one plays carefully falls with the level and rises with
+the hint, so the policy knows good habits and bad ones before it learns which of them pay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator, Mapping, Sequence
+
+from spade_jax.design import prompts
+from spade_jax.design.corpus import Corpus
+from spade_jax.design.families import FAMILIES, LEVELS, Player, Program, sample_program
+from spade_jax.envs import fingerprint
+from spade_jax.envs.sandbox import Reset, Sandbox, Solution
+from spade_jax.play.episodes import Job, Rules, play
+from spade_jax.policy.conversation import Budget
+from spade_jax.types import (
+    Arm,
+    DesignTask,
+    Environment,
+    Episode,
+    Generation,
+    Kind,
+    MemoryRecord,
+    Message,
+    StopReason,
+    TokenRecord,
+)
+
+# Share of careful episodes by level, without and with the hint.
+CARE = {
+    Arm.PLAIN: dict(zip(LEVELS, (0.95, 0.8, 0.6, 0.4, 0.2), strict=True)),
+    Arm.HINTED: dict(zip(LEVELS, (0.97, 0.92, 0.85, 0.7, 0.4), strict=True)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Lesson:
+    """A conversation to imitate. `family` and `level` say what it is about."""
+
+    messages: tuple[Message, ...]
+    role: str
+    family: str
+    level: int
+
+
+def theme_of(text: str) -> str:
+    """The title of a document: its words before the first full stop."""
+    return text.split(".", 1)[0].strip()
+
+
+def draw_program(seed: int, number: int, corpus: Corpus) -> tuple[Program, str]:
+    """The `number`-th program of a seed, and the text of the document it is about."""
+    rng = random.Random(f"{seed}/program/{number}")
+    family = list(FAMILIES)[number % len(FAMILIES)]
+    document = corpus.document(number).text
+    return sample_program(rng, family, rng.choice(LEVELS), theme_of(document)), document
+
+
+def design_lesson(
+    seed: int, number: int, corpus: Corpus, *, prompt_set: str, code_characters: int
+) -> Lesson:
+    """A design prompt and the program that answers it.
+
+    Examples of success are mostly of the program's family, at its level or beside it; a program
+    shown as too easy (too hard) is of a lower (higher) level.
+    """
+    program, document = draw_program(seed, number, corpus)
+    rng = random.Random(f"{seed}/examples/{number}")
+    positives, negatives = [], []
+    if rng.random() < 0.7:
+        family = program.family if rng.random() < 0.6 else rng.choice(_of_skill(program.skill))
+        level = min(max(program.level + rng.choice((-1, 0, 0, 1)), LEVELS[0]), LEVELS[-1])
+        positives.append(_example(rng, family, level, corpus, 0.5))
+    if rng.random() < 0.5:
+        family = rng.choice(_of_skill(program.skill))
+        easy = rng.random() < 0.5
+        levels = [v for v in LEVELS if (v < program.level if easy else v > program.level)]
+        if levels:
+            example = _example(rng, family, rng.choice(levels), corpus, 1.0 if easy else 0.0)
+            negatives.append(example)
+    task = DesignTask(
+        iteration=0,
+        slot=number,
+        skill=program.skill,
+        kind=program.kind,
+        document=dataclasses.replace(corpus.document(number), text=document),
+        positives=tuple(positives),
+        negatives=tuple(negatives),
+    )
+    asked = prompts.designer_messages(task, prompt_set, code_characters)
+    reply = Message(role="assistant", content=f"```python\n{program.code.strip()}\n```")
+    return Lesson((*asked, reply), "designer", program.family, program.level)
+
+
+def _of_skill(skill: str) -> list[str]:
+    return [f.name for f in FAMILIES.values() if f.skill == skill]
+
+
+def _example(
+    rng: random.Random, family: str, level: int, corpus: Corpus, win_rate: float
+) -> MemoryRecord:
+    document = corpus.document(rng.randrange(len(corpus)))
+    program = sample_program(rng, family, level, theme_of(document.text))
+    return MemoryRecord(
+        environment_id="",
+        skill=program.skill,
+        code=program.code,
+        fingerprint=fingerprint.fingerprint(program.code),
+        iteration=0,
+        win_rate=win_rate,
+    )
+
+
+# -- scripted play ----------------------------------------------------------------------------
+
+
+class Script:
+    """A `Speaker` made of one scripted player a dialogue; it keeps no tokens."""
+
+    def __init__(self, parts: Sequence[tuple[Program, tuple[str, ...], bool, int]]) -> None:
+        """Each part is (program, solution, careful, seed), in the order of the jobs."""
+        self._parts = list(parts)
+
+    def converse(self, dialogues: int) -> ScriptedDialogues:
+        parts, self._parts = self._parts[:dialogues], self._parts[dialogues:]
+        return ScriptedDialogues(parts)
+
+
+class ScriptedDialogues:
+    """Dialogues in which players answer the last message they are shown."""
+
+    def __init__(self, parts: Sequence[tuple[Program, tuple[str, ...], bool, int]]) -> None:
+        self._parts = parts
+        self._players: dict[int, Player] = {}
+
+    def reply(
+        self,
+        messages: Mapping[int, Sequence[Message]],
+        streams: Mapping[int, tuple[int, ...]],
+        budget: Budget,
+    ) -> dict[int, Generation | None]:
+        replies: dict[int, Generation | None] = {}
+        for i, said in messages.items():
+            observation = said[-1].content
+            program, solution, careful, seed = self._parts[i]
+            if i not in self._players:
+                rng = random.Random(f"{seed}/player")
+                family = FAMILIES[program.family]
+                self._players[i] = family.player(rng, observation, solution, careful)
+            action = self._players[i].act(observation)
+            text = action if program.kind is Kind.TOOL_USE else f"\\boxed{{{action}}}"
+            replies[i] = Generation(ids=(), logp=(), text=text, stop=StopReason.STOP)
+        return replies
+
+    def record(self, dialogue: int) -> TokenRecord:
+        return TokenRecord()
+
+    def retire(self, dialogues: Sequence[int]) -> None:
+        pass
+
+
+def play_lessons(
+    sandbox: Sandbox, programs: Sequence[Program], rules: Rules, *, seed: int, episodes: int
+) -> Iterator[Lesson]:
+    """Scripted episodes in each program, every second one with the hint."""
+    environments = [
+        Environment(id=f"lesson-{i}", kind=p.kind, skill=p.skill, code=p.code, iteration=0)
+        for i, p in enumerate(programs)
+    ]
+    jobs, parts = [], []
+    seeds = [seed * 1_000_003 + k for k in range(episodes)]
+    solutions = solve(sandbox, environments, seeds)
+    for i, (program, environment) in enumerate(zip(programs, environments, strict=True)):
+        for k, instance_seed in enumerate(seeds):
+            arm = Arm.HINTED if k % 2 else Arm.PLAIN
+            careful = random.Random(f"{seed}/care/{i}/{k}").random() < CARE[arm][program.level]
+            jobs.append(Job(environment, arm, k, instance_seed))
+            parts.append((program, solutions[i][k], careful, seed * 7919 + i * episodes + k))
+    wave = sandbox.max_instances
+    played = play(Script(parts), sandbox, jobs, rules, seed=seed, iteration=0, wave=wave)
+    for part, job, episode in zip(parts, jobs, played, strict=True):
+        messages = conversation(episode, job.environment.kind, rules.prompts)
+        yield Lesson(messages, "agent", part[0].family, part[0].level)
+
+
+def solve(
+    sandbox: Sandbox, environments: Sequence[Environment], seeds: Sequence[int]
+) -> list[list[tuple[str, ...]]]:
+    """Each environment's own solution on each seed."""
+    solutions: list[list[tuple[str, ...]]] = []
+    wave = sandbox.max_instances
+    for start in range(0, len(environments), wave):
+        instances = [sandbox.open(e.code, e.kind) for e in environments[start : start + wave]]
+        found: list[list[tuple[str, ...]]] = [[] for _ in instances]
+        for seed in seeds:
+            sandbox.exchange([(instance, Reset(seed)) for instance in instances])
+            answers = sandbox.exchange([(instance, Solution()) for instance in instances])
+            for one, answer in zip(found, answers, strict=True):
+                if not isinstance(answer, tuple):
+                    raise RuntimeError(f"a bundled environment has no solution: {answer}")
+                one.append(answer)
+        sandbox.close_instances(instances)
+        solutions += found
+    return solutions
+
+
+def conversation(episode: Episode, kind: Kind, prompt_set: str) -> tuple[Message, ...]:
+    """The messages of an episode, from its turns."""
+    messages: list[Message] = []
+    for n, turn in enumerate(episode.turns):
+        if n == 0:
+            messages += prompts.agent_messages(kind, turn.observation, episode.hint, prompt_set)
+        else:
+            messages += prompts.next_messages(kind, turn.observation, prompt_set)
+        messages.append(Message(role="assistant", content=turn.reply))
+    return tuple(messages)

@@ -1,0 +1,281 @@
+"""Warm start: supervised training on conversations, by the learner that self-play uses.
+
+    python -m spade_jax.warmstart --config=warmstart --workdir=runs/warmstart
+
+Conversations come from a JSONL of {"messages": [{"role": ..., "content": ...}, ...]}, whose
+assistant messages are learned, or from the bundled families of small environments and scripted
+players. The result is a folder of Hugging Face files, WORKDIR/model. The program resumes from its
+checkpoints, is reproducible from its seed, and ends with a table of what the policy can do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+import optax
+from absl import flags, logging
+from ml_collections import config_dict
+
+from spade_jax import config as configs
+from spade_jax.checkpoint import Checkpoints
+from spade_jax.design.corpus import Corpus
+from spade_jax.envs import fingerprint
+from spade_jax.envs.sandbox import Sandbox
+from spade_jax.evals import warmstart_table
+from spade_jax.learn import batching, step, supervised
+from spade_jax.play import lessons
+from spade_jax.play.episodes import Rules
+from spade_jax.policy import hub, model, tokenizer
+from spade_jax.policy.conversation import Budget, Policy
+from spade_jax.policy.model import ModelConfig
+from spade_jax.program import run_program
+from spade_jax.types import HostState, Message, Role, TokenRecord, UsageError
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("workdir", "runs/warmstart", "Folder of everything this program writes.")
+
+PROGRAMS_FILE = "training_programs.txt"  # fingerprints of the programs learned from
+
+
+def make_lessons(c: config_dict.ConfigDict, path: pathlib.Path) -> None:
+    """Write the bundled lessons as JSONL, in one rename."""
+    corpus = Corpus("", seed=c.seed, max_words=c.data.max_words)
+    rules = play_rules(c)
+    draft = path.with_suffix(".draft")
+    programs = [lessons.draw_program(c.seed, n, corpus)[0] for n in range(c.data.programs)]
+    with draft.open("w") as file, Sandbox() as sandbox:
+
+        def write(lesson: lessons.Lesson) -> None:
+            file.write(json.dumps(dataclasses.asdict(lesson)) + "\n")
+
+        for n in range(c.data.programs):
+            write(
+                lessons.design_lesson(
+                    c.seed,
+                    n,
+                    corpus,
+                    prompt_set=c.prompts,
+                    code_characters=c.data.code_characters,
+                )
+            )
+        chunk = 500
+        for start in range(0, len(programs), chunk):
+            for lesson in lessons.play_lessons(
+                sandbox,
+                programs[start : start + chunk],
+                rules,
+                seed=c.seed + start,
+                episodes=c.data.episodes,
+            ):
+                write(lesson)
+            logging.info("played lessons in %d of %d programs", start + chunk, len(programs))
+    marks = sorted({fingerprint.fingerprint(p.code) for p in programs})
+    (path.parent / PROGRAMS_FILE).write_text("\n".join(marks) + "\n")
+    draft.replace(path)
+
+
+def play_rules(c: config_dict.ConfigDict) -> Rules:
+    """Rules of scripted and of measured play."""
+    return Rules(
+        prompts=c.prompts,
+        max_turns=c.data.max_turns,
+        budget=Budget(reply=48, context=c.model.context, temperature=1.0),
+        return_mode="final",
+        discount=1.0,
+    )
+
+
+def read_conversations(path: pathlib.Path) -> list[list[Message]]:
+    """The conversations of a JSONL; a line of another form is an error that names it."""
+    conversations = []
+    with path.open() as file:
+        for number, line in enumerate(file, 1):
+            try:
+                said = [
+                    Message(role=m["role"], content=m["content"])
+                    for m in json.loads(line)["messages"]
+                ]
+            except (ValueError, KeyError, TypeError):
+                raise UsageError(
+                    f'{path}, line {number}, is not {{"messages": [{{"role", "content"}}, ...]}}; '
+                    "mend or remove the line"
+                ) from None
+            conversations.append(said)
+    if not any(m.role == "assistant" for said in conversations for m in said):
+        raise UsageError(f"{path} holds no assistant message to learn; give another data.path")
+    return conversations
+
+
+def starting_point(
+    c: config_dict.ConfigDict, conversations: Sequence[Sequence[Message]], folder: pathlib.Path
+) -> tuple[ModelConfig, model.Params, tokenizer.ChatTokenizer]:
+    """The model folder to start from, or a new tokenizer and random weights."""
+    if c.model.path:
+        config, params = hub.load(c.model.path)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / name).write_bytes((pathlib.Path(c.model.path) / name).read_bytes())
+        return config, params, tokenizer.ChatTokenizer(folder)
+    if not (folder / "tokenizer.json").exists():
+        texts = ("\n".join(m.content for m in said) for said in conversations)
+        trained = tokenizer.train_tokenizer(texts, c.model.vocabulary)
+        tokenizer.save_tokenizer(trained, folder, c.model.context)
+    chat = tokenizer.ChatTokenizer(folder)
+    config = ModelConfig(
+        vocab=chat.vocab,
+        width=c.model.width,
+        layers=c.model.layers,
+        heads=c.model.heads,
+        kv_heads=c.model.kv_heads,
+        head_size=c.model.head_size,
+        ffn=c.model.ffn,
+        rope_theta=c.model.rope_theta,
+        norm_eps=1e-6,
+        tied=True,
+        max_positions=c.model.context,
+    )
+    return config, model.init(config, jax.random.key(c.seed)), chat
+
+
+def schedule(c: config_dict.ConfigDict) -> optax.Schedule:
+    """Linear rise to the peak, then a cosine down to its final share at the last step."""
+    return optax.warmup_cosine_decay_schedule(
+        0.0, c.train.lr, c.train.warmup, c.train.steps, c.train.final_share * c.train.lr
+    )
+
+
+def train(
+    c: config_dict.ConfigDict,
+    records: Sequence[TokenRecord],
+    config: ModelConfig,
+    params: model.Params,
+    workdir: pathlib.Path,
+) -> model.Params:
+    """Minimise the mean negative log-probability of the replies; resumes from WORKDIR."""
+    tx = step.optimizer(
+        schedule(c),
+        beta1=c.train.beta1,
+        beta2=c.train.beta2,
+        weight_decay=c.train.weight_decay,
+        clip_norm=c.train.clip_norm,
+    )
+    h = step.Hyper(
+        objective="supervised", compute_dtype=c.model.compute_dtype, remat=c.model.remat
+    )
+    state = step.create(params, tx)
+    rows = [batching.Row(r, Role.AGENT, advantage=0.0, temperature=1.0) for r in records]
+    lengths = [len(r.ids) for r in records]
+    groups = supervised.groups(lengths, c.train.row_tokens, c.train.rows, c.seed)
+    with Checkpoints(workdir / "checkpoints", keep=1) as checkpoints:
+        found = checkpoints.restore(jax.eval_shape(lambda: state))
+        start = 0
+        if found:
+            start, state, _ = found
+            for _ in range(start):
+                next(groups)
+        began = time.monotonic()
+        for n in range(start, c.train.steps):
+            chosen = [rows[i] for i in next(groups)]
+            weights = batching.token_weights(chosen, c.train.aggregation)
+            batch, counts, _ = batching.pack(
+                chosen,
+                weights,
+                buckets=c.train.row_tokens,
+                micro_rows=c.train.rows,
+                capacity=(1,) * len(c.train.rows),
+            )
+            state, metrics = step.train_step(state, batch, counts, c=config, h=h, tx=tx)
+            if (n + 1) % 100 == 0:
+                loss = float(metrics["loss"])
+                if not np.isfinite(loss):
+                    raise FloatingPointError(f"the loss is {loss} at step {n + 1}; lower train.lr")
+                rate = (n + 1 - start) / (time.monotonic() - began)
+                left = (c.train.steps - n - 1) / rate
+                print(
+                    f"step {n + 1}/{c.train.steps}  loss {loss:.4f}  {rate:.1f} steps/s  "
+                    f"left {left / 60:.1f} min",
+                    flush=True,
+                )
+            if (n + 1) % c.train.checkpoint_every == 0 or n + 1 == c.train.steps:
+                checkpoints.save(n + 1, state, HostState())
+    return state.params
+
+
+def evaluate(c: config_dict.ConfigDict, policy: Policy, workdir: pathlib.Path) -> str:
+    """The table of designs and of play, also written to WORKDIR/table.txt."""
+    corpus = Corpus("", seed=c.seed + 1, max_words=c.data.max_words)
+    training = set((workdir / PROGRAMS_FILE).read_text().split())
+    with Sandbox() as sandbox:
+        table, _, _ = warmstart_table.measure_designs(
+            policy,
+            sandbox,
+            corpus,
+            Budget(reply=512, context=c.model.context, temperature=1.0),
+            Settings(),
+            count=c.evaluate.designs,
+            seed=c.seed + 1,
+            prompt_set=c.prompts,
+            code_characters=c.data.code_characters,
+            training=training,
+        )
+        items, episodes = warmstart_table.measure_play(
+            policy,
+            sandbox,
+            corpus,
+            play_rules(c),
+            seed=c.seed + 1,
+            per_level=c.evaluate.per_level,
+            wave=c.evaluate.slots,
+        )
+    text = warmstart_table.render(table, items, episodes)
+    (workdir / "table.txt").write_text(text + "\n")
+    return text
+
+
+def check(c: config_dict.ConfigDict) -> None:
+    """Fields must be those of `configs/warmstart.py`, and the sizes must fit together."""
+    configs.check_fields(c, configs.load("warmstart"))
+    if len(c.train.row_tokens) != len(c.train.rows):
+        raise configs.ConfigError(
+            f"train.row_tokens {c.train.row_tokens} and train.rows {c.train.rows} must name as "
+            "many lengths as counts; correct one of them"
+        )
+
+
+def main() -> None:
+    c = FLAGS.config
+    workdir = pathlib.Path(FLAGS.workdir)
+    folder = workdir / "model"
+    if not configs.compare(c, workdir):
+        configs.save(c, workdir)
+    folder.mkdir(exist_ok=True)
+    began = time.monotonic()
+    path = pathlib.Path(c.data.path) if c.data.path else workdir / "lessons.jsonl"
+    if not path.exists():
+        if c.data.path:
+            raise UsageError(f"data.path {path} does not exist; give a JSONL of conversations")
+        make_lessons(c, path)
+    conversations = read_conversations(path)
+    config, params, chat = starting_point(c, conversations, folder)
+    records = [chat.supervised(said) for said in conversations]
+    print(
+        f"{len(records)} conversations, {sum(len(r.ids) for r in records)} tokens, "
+        f"{model.count(config)} parameters, {time.monotonic() - began:.0f} s so far",
+        flush=True,
+    )
+    params = train(c, records, config, params, workdir)
+    hub.save(folder, config, params, eos_id=chat.end_id, pad_id=chat.pad_id)
+    if not c.data.path:
+        (folder / PROGRAMS_FILE).write_text((workdir / PROGRAMS_FILE).read_text())
+        policy = Policy(params, config, chat, compute_dtype=c.model.compute_dtype)
+        print(evaluate(c, policy, workdir))
+    print(f"wrote {folder} after {(time.monotonic() - began) / 60:.1f} minutes")
+
+
+if __name__ == "__main__":
+    run_program(main, config="warmstart", check=check)
