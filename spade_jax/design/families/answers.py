@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import re
+from string import ascii_lowercase
 
 from spade_jax.design.families.family import Family, OneAnswer, Slip, Writer, fill, quoted
 from spade_jax.types import Kind
@@ -143,7 +144,7 @@ _LETTER_COUNTS = ((3, 3), (3, 4), (5, 5), (6, 6), (7, 8))
 
 def _write_letters(rng: random.Random, level: int, theme: str) -> str:
     n = rng.randint(*_LETTER_COUNTS[level - 1])
-    letters = "".join(sorted(rng.sample("abcdefghijklmnopqrstuvwxyz", rng.randint(9, 14))))
+    letters = "".join(sorted(rng.sample(ascii_lowercase, rng.randint(9, 14))))
     draws = [f'self.items = rng.sample("{letters}", {n})']
     draws += [f'self.a = "{" " if level == 1 else ""}".join(self.items)']
     verb = rng.choice(["spell {self.a} backwards.", "spell {self.a} from its end."])
@@ -202,7 +203,6 @@ def _slip_count(rng: random.Random, question: str, answer: str) -> str:
 
 # -- order ------------------------------------------------------------------------------------
 
-NAMES = "ann bob cid dan eve fay gus hal ida jim kay leo mia ned".split()
 _MOSTS = ("oldest", "tallest", "fastest", "richest", "strongest")
 _SIZES = ((6, 6, (1,)), (6, 7, (1,)), (6, 7, (2,)), (7, 8, (3,)), (8, 9, (4, 5)))
 
@@ -210,8 +210,8 @@ _SIZES = ((6, 6, (1,)), (6, 7, (1,)), (6, 7, (2,)), (7, 8, (3,)), (8, 9, (4, 5))
 def _write_order(rng: random.Random, level: int, theme: str) -> str:
     low, high, ranks = _SIZES[level - 1]
     n, rank = rng.randint(low, high), rng.choice(ranks)
-    names = rng.sample(NAMES, rng.randint(n, 10))
-    draws = [f"names = [{quoted(names)}]", f"self.items = rng.sample(names, {n})"]
+    names = "".join(sorted(rng.sample(ascii_lowercase, rng.randint(20, 25))))
+    draws = [f'self.items = rng.sample("{names}", {n})']
     draws += ['facts = [f"{a} > {b}" for a, b in zip(self.items, self.items[1:])]']
     draws += ["rng.shuffle(facts)"]
     most = rng.choice(_MOSTS)

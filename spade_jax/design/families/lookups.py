@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from spade_jax.design.families.answers import NAMES, THINGS
+from spade_jax.design.families.answers import THINGS
 from spade_jax.design.families.family import Family, fill, hint_of, quoted
 from spade_jax.types import Kind
 
@@ -73,6 +73,7 @@ def _program(
 
 # -- chain ------------------------------------------------------------------------------------
 
+_NAMES = "ann bob cid dan eve fay gus hal ida jim kay leo mia ned".split()
 _LINKS = "boss aunt cook twin maid heir".split()
 _FACTS = "room desk age badge seat code".split()
 
@@ -89,7 +90,7 @@ _CHAINS = (
 def _write_chain(rng: random.Random, level: int, theme: str) -> str:
     paths, spare = _CHAINS[level - 1]
     hops, kinds = rng.choice(paths)
-    told = (hops + 1) // 2
+    told = max(hops // 2, min(hops, 1))
     links, fact = rng.sample(_LINKS, max(kinds, 1)), rng.choice(_FACTS)
     steps = [links[i % kinds] for i in range(hops)]
     low = rng.randint(10, 40)
@@ -98,7 +99,7 @@ def _write_chain(rng: random.Random, level: int, theme: str) -> str:
         draws[link] = f"dict(zip(self.items, self.items[{i}:]))"
     for step in steps:
         at.append(at[-1] + 1 + links.index(step))
-    n = max(at[-1] + 1, rng.randint(5, 6))
+    n = max(at[-1] + 1, 5)
     draws[fact] = f"{{x: rng.randint({low}, {rng.randint(70, 99)}) for x in self.items}}"
     whom = "".join(f"the {step} of " for step in reversed(steps)) + "{self.a}"
     hint = f"Call {fact} for {{self.a}}."
@@ -108,12 +109,12 @@ def _write_chain(rng: random.Random, level: int, theme: str) -> str:
     return _program(
         theme,
         "ChainEnv",
-        things=rng.sample(NAMES, n),
+        things=rng.sample(_NAMES, n),
         n=n,
         start="self.a = self.items[0]",
         draws=draws if hops else {fact: draws[fact]},
         spare=spare,
-        answer=f"str(self.{fact}[self.items[{at[-1]}]])",
+        answer=f"self.{fact}[self.items[{at[-1]}]]",
         ask=rng.choice(["what is", "find"]) + f" the {fact} of {whom}?",
         hint=hint,
         calls=[*zip(steps, at, strict=False), (fact, at[-1])],
@@ -170,7 +171,7 @@ def _write_stock(rng: random.Random, level: int, theme: str) -> str:
         start="self.a, self.b = self.items[:2]" if pair else "self.a = self.items[0]",
         draws=draws,
         spare=2 if level < 3 else 1,
-        answer=f"str({answer})",
+        answer=answer,
         ask=ask,
         hint=" ".join(told),
         calls=calls,

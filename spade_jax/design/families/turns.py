@@ -101,8 +101,8 @@ class GridEnv:
         rng = random.Random(seed)
         self.x, self.y = rng.randint($x), rng.randint($y)
         a, b = rng.choice([$across]), rng.choice([$along])
-        across = ["left" if a < 0 else "right"] * abs(a)
-        along = ["down" if b < 0 else "up"] * abs(b)
+        row = ["left" if a < 0 else "right"] * abs(a)
+        col = ["down" if b < 0 else "up"] * abs(b)
         $legs
         self.left = len(self.items)$spare
         self.goal = f"{self.x + a},{self.y + b}"
@@ -126,9 +126,9 @@ class GridEnv:
 
 _WAYS = "left, right, up, down."
 _PIT_WAYS = _WAYS + " Pit at {self.pit}."
-_LEGS = "self.items = across + along"
-_PIT_LEGS = """one = across + along, f"{self.x},{self.y + b}"
-        two = along + across, f"{self.x + a},{self.y}"
+_LEGS = "self.items = row + col"
+_PIT_LEGS = """one = row + col, f"{self.x},{self.y + b}"
+        two = col + row, f"{self.x + a},{self.y}"
         self.items, self.pit = rng.choice([one, two])"""
 _PIT_STEP = """
         self.left *= at != self.pit"""
@@ -138,8 +138,8 @@ _GRIDS = (
     ((1, 2), (1,), (1, 1), False),
     ((1, 2), (1, 2), (0, 1), False),
     ((2, 3), (1, 2), (0, 1), False),
-    ((2, 3), (1, 2), (0, 1), True),
-    ((3, 4), (2, 3), (0, 0), True),
+    ((2, 3), (1,), (0, 1), True),
+    ((3, 4), (3,), (0, 0), True),
 )
 
 
