@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from spade_jax.design.families import FAMILIES, LEVELS, Program, sample_program
+from spade_jax.envs.leaks import copied_share, hint_leaks, labelled_answer
 from spade_jax.envs.tool_use import ToolUseBaseEnv
 from spade_jax.types import Kind
 
@@ -104,7 +105,7 @@ def test_first_observation_is_short_and_starts_with_the_theme(family: str, level
 
 @every_case
 def test_solution_wins_within_seven_turns(family: str, level: int) -> None:
-    for program in _programs(family, level, 10):
+    for program in _programs(family, level, 6):
         for seed in SEEDS:
             solution = _solution(program.code, seed)
             assert len(solution) <= 7 and all(isinstance(move, str) for move in solution)
@@ -123,15 +124,25 @@ def test_instances_follow_the_seed(family: str, level: int) -> None:
 
 @every_case
 def test_hint_never_gives_the_answer(family: str, level: int) -> None:
-    for program in _programs(family, level, 30):
+    for program in _programs(family, level, 12):
         for seed in SEEDS:
             env, observation = _start(program.code, seed)
             hint, solution = env.hint(), _solution(program.code, seed)
+            assert not hint_leaks(hint, solution, observation), (hint, solution)
             answer = re.sub(r"<[^>]*>", "", solution[-1])
-            listed = len(solution) > 1 and re.search(rf"\b{re.escape(answer)}\b", observation)
-            if not listed:
+            options = re.findall(r"[a-z]+", observation) if len(solution) > 1 else []
+            if answer not in options:
                 assert not re.search(rf"(?<![\w-]){re.escape(answer)}(?!\w)", hint), program.code
-            assert " ".join(solution) not in re.sub(",", "", hint)
+
+
+@every_case
+def test_observation_never_gives_the_answer(family: str, level: int) -> None:
+    for program in _programs(family, level, 4):
+        pairs = [(_start(program.code, s)[1], _solution(program.code, s)) for s in range(60)]
+        observations, solutions = zip(*pairs, strict=True)
+        if family not in ("lock", "grid"):  # of their options only the order is the answer
+            assert copied_share(observations, solutions) <= 0.4
+        assert not any(labelled_answer(*pair) for pair in pairs)
 
 
 @every_case
@@ -142,10 +153,10 @@ def test_hint_depends_on_the_instance(family: str, level: int) -> None:
 
 @every_case
 def test_no_constant_action_wins(family: str, level: int) -> None:
-    for program in _programs(family, level, 3):
-        seeds = range(200)
+    for program in _programs(family, level, 2):
+        seeds = range(120)
         answers = collections.Counter(_solution(program.code, seed)[-1] for seed in seeds)
-        constants = [answer for answer, _ in answers.most_common(3)] + ["", "0", "yes"]
+        constants = [answer for answer, _ in answers.most_common(2)] + ["", "0", "yes"]
         for constant in constants:
             wins = sum(_won(program.code, seed, lambda _, c=constant: c) for seed in seeds)
             assert wins / len(seeds) <= 0.1, (constant, program.code)
@@ -155,7 +166,7 @@ def test_no_constant_action_wins(family: str, level: int) -> None:
 def test_random_valid_actions_rarely_win(family: str, level: int) -> None:
     wins = []
     for program in _programs(family, level, 8):
-        for seed in range(50):
+        for seed in range(30):
             rng = random.Random(f"play {seed}")
             env, observation = _start(program.code, seed)
             actions = _valid_actions(family, program.code, env, observation)
@@ -177,7 +188,7 @@ def _valid_actions(family: str, code: str, env: Any, observation: str) -> list[s
 def test_programs_are_many(family: str) -> None:
     total = set()
     for level in LEVELS:
-        codes = {program.code for program in _programs(family, level, 600)}
+        codes = {program.code for program in _programs(family, level, 450)}
         assert len(codes) >= 200
         total |= codes
     assert len(total) >= 1500
@@ -213,8 +224,7 @@ def test_wrong_arguments_say_what_to_choose(
 
 # -- players ----------------------------------------------------------------------------------
 
-# The lock's order cannot be found in time without a hint at these levels; chances are computed
-# by hand from the order in which buttons are tried: 5 or 6 presses for three, 7 or 6 for four.
+# At these levels the presses do not always suffice to find the lock's order without its hint.
 HARD = {("lock", 3), ("lock", 4), ("lock", 5)}
 
 

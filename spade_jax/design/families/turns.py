@@ -67,7 +67,7 @@ def _write_search(rng: random.Random, level: int, theme: str) -> str:
 
 
 class _Searcher:
-    """Bisects what is still possible; careless: guesses somewhere in it."""
+    """Bisects what is still possible; careless: guesses anywhere in it and forgets answers."""
 
     def __init__(
         self, rng: random.Random, observation: str, solution: tuple[str, ...], careful: bool
@@ -75,19 +75,19 @@ class _Searcher:
         self.rng, self.careful, self.guess = rng, careful, None
         self.low, self.high = map(int, re.findall(r"from (\d+) to (\d+)", observation)[0])
         hinted = re.search(r"above (-?\d+) and below (\d+)", hint_of(observation))
-        if hinted and (careful or rng.random() < 0.5):
+        if hinted and (careful or rng.random() < 0.4):
             self.low = max(self.low, int(hinted[1]) + 1)
             self.high = min(self.high, int(hinted[2]) - 1)
 
     def act(self, observation: str) -> str:
-        if self.guess is not None and observation.startswith("Higher"):
-            self.low = self.guess + 1
-        elif self.guess is not None and observation.startswith("Lower"):
-            self.high = self.guess - 1
+        attentive = self.careful or self.rng.random() < 0.7
+        if self.guess is not None and attentive and observation.startswith("Higher"):
+            self.low = max(self.low, self.guess + 1)
+        elif self.guess is not None and attentive and observation.startswith("Lower"):
+            self.high = min(self.high, self.guess - 1)
         self.guess = (self.low + self.high) // 2
         if not self.careful:
-            low = self.low - self.rng.randint(0, 2)
-            self.guess = self.rng.randint(max(1, low), max(self.high, low, 1))
+            self.guess = self.rng.randint(min(self.low, self.high), max(self.low, self.high))
         return str(self.guess)
 
 
@@ -186,11 +186,11 @@ class _Walker:
         at = re.match(r"At (-?\d+),(-?\d+)", observation)
         if at:
             self.x, self.y = int(at[1]), int(at[2])
-        if not self.careful and self.rng.random() < 0.3:
+        if not self.careful and self.rng.random() < 0.4:
             return self.rng.choice(["left", "right", "up", "down"])
         across = "right" if self.a > self.x else "left" if self.a < self.x else ""
         along = "up" if self.b > self.y else "down" if self.b < self.y else ""
-        return (across or along) if self.across_first else (along or across)
+        return (across or along if self.across_first else along or across) or "up"
 
 
 # -- lock -------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class _Opener:
         return self.pressed
 
     def _choose(self) -> str:
-        if not self.careful and self.rng.random() < 0.5:
+        if not self.careful and self.rng.random() < 0.6:
             return self.pressed if self.pressed in self.failed else self.rng.choice(self.buttons)
         if self.done < len(self.known):
             return self.known[self.done]
