@@ -115,7 +115,7 @@ def _write_chain(rng: random.Random, level: int, theme: str) -> str:
         draws=draws if hops else {fact: draws[fact]},
         spare=spare,
         answer=f"self.{fact}[self.items[{at[-1]}]]",
-        ask=rng.choice(["what is", "find"]) + f" the {fact} of {whom}?",
+        ask=rng.choice(["what is", "look up"]) + f" the {fact} of {whom}.",
         hint=hint,
         calls=[*zip(steps, at, strict=False), (fact, at[-1])],
     )
