@@ -97,9 +97,8 @@ class _Writer:
         for base in (*node.bases, *node.keywords, *node.decorator_list):
             yield from self.write(base)
         for statement in node.body:
-            yield ";"
             if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                yield self._attribute(statement.name)
+                yield f"def {self._attribute(statement.name)}"
                 first = [*statement.args.posonlyargs, *statement.args.args][:1]
                 self.receivers.extend(argument.arg for argument in first)
                 yield from self._scope(statement)
@@ -108,6 +107,7 @@ class _Writer:
                 targets = getattr(statement, "targets", None) or [statement.target]
                 if statement.value is None:
                     continue
+                yield "set"
                 for target in targets:
                     named = isinstance(target, ast.Name)
                     yield from [self._attribute(target.id)] if named else self.write(target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Sequence
 
@@ -73,21 +74,23 @@ def labelled_answer(observation: str, solution: Sequence[str]) -> bool:
 
 
 def copied_share(observations: Sequence[str], solutions: Sequence[Sequence[str]]) -> float:
-    """Win share of the best policy that reads the answer off one fixed place of the observation.
+    """How much a policy wins by reading the answer off one fixed place of the observation.
 
-    A place is a token's index from the front or from the back. Answers among options the task
-    states stand in a place that changes from instance to instance, so they do not count.
+    A place is a token's index from the front or from the back; the best place counts. Answers
+    among options the task states do not add up: either their place changes from instance to
+    instance, or the text at the place is always the same, and then the most common one, which a
+    constant policy would play as well, is taken off.
     """
-    hits: dict[int, int] = {}
+    hits: dict[int, collections.Counter[tuple[str, ...]]] = collections.defaultdict(
+        collections.Counter
+    )
     for observation, solution in zip(observations, solutions, strict=True):
         seen, answer = tokens(observation), final_answer(solution)
         n = len(answer)
         if not 0 < n <= _MAX_SPAN:
             continue
-        places: set[int] = set()
-        for i in range(len(seen) - n + 1):
-            if seen[i : i + n] == answer:
-                places |= {i, i - len(seen)}
-        for place in places:
-            hits[place] = hits.get(place, 0) + 1
-    return max(hits.values(), default=0) / max(1, len(observations))
+        found = [i for i in range(len(seen) - n + 1) if seen[i : i + n] == answer]
+        for place in {place for i in found for place in (i, i - len(seen))}:
+            hits[place][answer] += 1
+    beyond_constant = (place.total() - max(place.values()) for place in hits.values())
+    return max(beyond_constant, default=0) / max(1, len(observations))
