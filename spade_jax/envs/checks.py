@@ -111,11 +111,13 @@ def check_seeds(seen: Transcripts) -> Verdict | None:
 
 
 def check_interactive(seen: Transcripts) -> Verdict | None:
-    """Where more than one action is needed, what is observed must depend on the actions."""
+    """Where more than one action is needed, what is observed on the way depends on the actions."""
     if max(map(len, seen.solutions)) < 2:
         return None
     for plays in seen.tried:
-        observed = [[step.observation for step in play.steps] for play in plays]
+        observed = [
+            [step.observation for step in play.steps if not step.terminated] for play in plays
+        ]
         if any(len(set(turn)) > 1 for turn in zip(*observed, strict=False)):
             return None
     return Verdict(

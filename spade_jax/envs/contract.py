@@ -138,7 +138,8 @@ def _reward(value: Any) -> float:
     if type(value) not in (bool, int, float):
         raise ContractError(f"The reward must be a number, not {_describe(value)}.")
     if not check_reward(value):
-        raise ContractError(f"The reward must be finite and between -10 and 10, not {value:.6g}.")
+        what = f"{value:.6g}" if type(value) is float else "a larger integer"
+        raise ContractError(f"The reward must be finite and between -10 and 10, not {what}.")
     return float(value)
 
 

@@ -51,7 +51,7 @@ def hint_leaks(hint: str, solution: Sequence[str], observation: str) -> bool:
     """Whether the hint holds the answer.
 
     One action: its normal form appears in the hint. Several: the last one appears in the hint and
-    not in the first observation, or the whole sequence appears in a row.
+    not in the first observation, or the whole sequence appears, other words aside, in a row.
     """
     if not solution:
         return False
@@ -60,7 +60,9 @@ def hint_leaks(hint: str, solution: Sequence[str], observation: str) -> bool:
         return contains(said, answer)
     if contains(said, answer) and not contains(tokens(observation), answer):
         return True
-    return contains(said, [token for action in solution for token in tokens(action)])
+    sequence = [token for action in solution for token in tokens(action)]
+    known = set(sequence)
+    return contains([token for token in said if token in known], sequence)
 
 
 def labelled_answer(observation: str, solution: Sequence[str]) -> bool:

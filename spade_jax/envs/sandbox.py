@@ -325,6 +325,8 @@ class Sandbox:
         elif code == -signal.SIGXCPU or (code == -signal.SIGKILL and exited.cpu_seconds >= limit):
             kind = FailureKind.TIMEOUT
             message = f"The environment used more than {limit:g} s of CPU time."
+        elif code == -signal.SIGKILL:  # perhaps by this sandbox, after the channel was closed
+            message = "The environment's process closed its channel or was killed."
         elif code < 0:
             message = f"The environment's process was ended by signal {-code}."
         else:

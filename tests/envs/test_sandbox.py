@@ -1,0 +1,447 @@
+"""The sandbox: answers, failures of every kind as values, and nothing left behind."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from spade_jax.envs.sandbox import (
+    Hint,
+    Instance,
+    Reset,
+    Rollout,
+    Rollouts,
+    Sandbox,
+    Solution,
+    Step,
+)
+from spade_jax.types import Failure, FailureKind, Kind, StepResult
+from tests.envs.programs import CHAIN, SEARCH, SUM, game
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 30.0  # how long a test waits for what must happen, before it fails
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(step_seconds=5.0, memory_mb=64, max_observation=1000) as box:
+        yield box
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Sandbox]:
+    with Sandbox(step_seconds=0.2) as box:
+        yield box
+
+
+def descendants(root: int) -> set[int]:
+    """Every live process below `root`."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if state != "Z":
+                parents[int(entry.name)] = int(parent)
+    found, frontier = set(), {root}
+    while frontier:
+        frontier = {pid for pid, parent in parents.items() if parent in frontier} - found
+        found |= frontier
+    return found
+
+
+@pytest.fixture
+def started() -> Callable[[], set[int]]:
+    """The processes below this one that the test has started."""
+    before = descendants(os.getpid())
+    return lambda: descendants(os.getpid()) - before
+
+
+def wait_for_end(pid: int) -> bool:
+    """Whether a process that is no child of ours ends."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], PATIENCE)[0])
+    finally:
+        os.close(descriptor)
+
+
+def ask(box: Sandbox, instance: Instance, call: object) -> object:
+    [answer] = box.exchange([(instance, call)])
+    return answer
+
+
+def fail(box: Sandbox, code: str, kind: Kind = Kind.GAME) -> Failure:
+    """Reset and step a program until it fails; the instance is dead afterwards."""
+    instance = box.open(code, kind)
+    answer = ask(box, instance, Reset(1))
+    if not isinstance(answer, Failure):
+        answer = ask(box, instance, Step("x"))
+    assert isinstance(answer, Failure), answer
+    assert not instance.running
+    assert ask(box, instance, Step("again")) == answer
+    return answer
+
+
+def test_a_game_is_played(sandbox: Sandbox) -> None:
+    game_ = sandbox.open(SUM, Kind.GAME)
+    first = ask(sandbox, game_, Reset(7))
+    numbers = [int(word.strip(".")) for word in first.observation.split() if word[0].isdecimal()]
+    assert ask(sandbox, game_, Solution()) == (str(sum(numbers)),)
+    assert ask(sandbox, game_, Hint()).startswith("The tens make ")
+    won = StepResult(observation="Done.", reward=1.0, terminated=True)
+    assert ask(sandbox, game_, Step(str(sum(numbers)))) == won
+    assert ask(sandbox, game_, Reset(7)) == first
+    sandbox.close_instances([game_])
+    assert ask(sandbox, game_, Step("1")).kind is FailureKind.CRASH
+
+
+def test_tools_are_used(sandbox: Sandbox) -> None:
+    chain = sandbox.open(CHAIN, Kind.TOOL_USE)
+    ask(sandbox, chain, Reset(3))
+    *calls, answer = ask(sandbox, chain, Solution())
+    assert [ask(sandbox, chain, Step(call)).terminated for call in calls] == [False, False]
+    assert ask(sandbox, chain, Step(answer)).reward == 1.0
+    sandbox.close_instances([chain])
+
+
+def test_many_at_once_in_order(sandbox: Sandbox) -> None:
+    code = game(step="observation = f'{self.r} {action}'")
+    instances = [sandbox.open(code, Kind.GAME) for _ in range(40)]
+    resets = sandbox.exchange([(instance, Reset(5)) for instance in instances])
+    assert resets == [StepResult(observation="go")] * 40
+    steps = sandbox.exchange([(one, Step(str(i))) for i, one in enumerate(instances)])
+    assert [step.observation.split()[1] for step in steps] == [str(i) for i in range(40)]
+    assert len({step.observation.split()[0] for step in steps}) == 1
+    sandbox.close_instances(instances)
+
+
+def test_instances_of_one_program_share_nothing(sandbox: Sandbox) -> None:
+    code = game(top="seen = []", step="seen.append(1); observation = str(len(seen))")
+    one, other = sandbox.open(code, Kind.GAME), sandbox.open(code, Kind.GAME)
+    sandbox.exchange([(one, Reset(1)), (other, Reset(1))])
+    assert ask(sandbox, one, Step("x")).observation == "1"
+    assert ask(sandbox, one, Step("x")).observation == "2"
+    assert ask(sandbox, other, Step("x")).observation == "1"
+    sandbox.close_instances([one, other])
+
+
+def test_rollouts_use_fresh_objects_and_stop_at_the_end(sandbox: Sandbox) -> None:
+    search = sandbox.open(SEARCH, Kind.GAME)
+    [asked] = ask(sandbox, search, Rollouts((Rollout(4, (), True),)))
+    assert asked.hint.startswith("It lies in twenty ")
+    too_long = (*asked.solution, "1", "1")
+    plays = ask(sandbox, search, Rollouts((Rollout(4, too_long), Rollout(4, ("0",) * 9))))
+    assert [len(play.steps) for play in plays] == [1 + len(asked.solution), 8]
+    assert [play.steps[-1].reward for play in plays] == [1.0, 0.0]
+    assert asked.failure is None and plays[0].hint is None and plays[0].solution is None
+    sandbox.close_instances([search])
+
+
+def test_a_broken_rollout_leaves_the_others(sandbox: Sandbox) -> None:
+    one = sandbox.open(game(step="assert action != 'bad'"), Kind.GAME)
+    bad, good = ask(sandbox, one, Rollouts((Rollout(1, ("a", "bad")), Rollout(1, ("a", "b")))))
+    assert (bad.failure.phase, bad.failure.kind) == ("step", FailureKind.ERROR)
+    assert len(bad.steps) == 2 and len(good.steps) == 3 and good.failure is None
+    sandbox.close_instances([one])
+
+
+def test_global_generators_follow_the_seed(sandbox: Sandbox) -> None:
+    code = game(
+        top="import numpy as np",
+        step="observation = f'{random.random()} {np.random.rand()} {hash(\"x\")}'",
+    )
+    pair = [sandbox.open(code, Kind.GAME) for _ in range(2)]
+    salted = sandbox.open(code, Kind.GAME, hash_seed=1)
+    sandbox.exchange([(instance, Reset(9)) for instance in (*pair, salted)])
+    one, other, third = sandbox.exchange([(i, Step("x")) for i in (*pair, salted)])
+    assert one == other
+    assert one.observation.split()[:2] == third.observation.split()[:2]
+    assert one.observation.split()[2] != third.observation.split()[2]
+    sandbox.close_instances([*pair, salted])
+
+
+@pytest.mark.parametrize("phase", ["construct", "reset", "step"])
+def test_endless_loops_are_cut(hasty: Sandbox, phase: str) -> None:
+    where = {"construct": "init", "reset": "reset", "step": "step"}[phase]
+    failure = fail(hasty, game(**{where: "exec('while True: pass')"}))
+    assert (failure.phase, failure.kind) == (phase, FailureKind.TIMEOUT)
+    assert "0.2 s" in failure.message
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while True: pass\n" + SUM,
+        game(step="import time; time.sleep(1e6)"),
+        game(top="import signal", step="signal.signal(15, signal.SIG_IGN); exec('while 1: pass')"),
+        game(step="exec('while 1:\\n try:\\n  1/0\\n except BaseException: pass')"),
+        game(step="import re; re.match('(a+)+b', 'a' * 60)"),
+        game(step="raise type('E', (Exception,), {'__str__': lambda s: exec('while 1: pass')})()"),
+        game(step="import os; os.write(3, b'\\0\\0'); exec('while 1: pass')"),
+    ],
+)
+def test_hangs_of_many_kinds(hasty: Sandbox, code: str) -> None:
+    assert fail(hasty, code).kind is FailureKind.TIMEOUT
+
+
+def test_hangs_do_not_hold_up_others(hasty: Sandbox) -> None:
+    hung = [hasty.open(game(reset="exec('while 1: pass')"), Kind.GAME) for _ in range(3)]
+    good = [hasty.open(game(), Kind.GAME) for _ in range(3)]
+    answers = hasty.exchange([(instance, Reset(1)) for instance in (*hung, *good)])
+    assert [type(answer) for answer in answers] == [Failure] * 3 + [StepResult] * 3
+    hasty.close_instances(good)
+
+
+def test_cpu_time_is_limited() -> None:
+    with Sandbox(step_seconds=PATIENCE, cpu_seconds=1.0) as box:
+        failure = fail(box, game(step="exec('while 1: pass')"))
+    assert (failure.phase, failure.kind) == ("step", FailureKind.TIMEOUT)
+    assert "1 s of CPU" in failure.message
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "exec('kept = []\\nwhile 1: kept.append(bytes(1 << 20))')",
+        "bytes(1 << 30)",
+        "'x' * (1 << 30)",
+        "1 << (1 << 33)",
+        "import numpy; numpy.ones(1 << 28)",
+    ],
+)
+def test_memory_is_limited(sandbox: Sandbox, statement: str) -> None:
+    failure = fail(sandbox, game(step=statement))
+    assert (failure.phase, failure.kind) in [
+        ("step", FailureKind.MEMORY),
+        ("step", FailureKind.ERROR),  # numpy's error is a MemoryError of its own kind
+    ]
+    assert "memory" in failure.message.lower()
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero (line 15)"),
+        ("import sys; sys.exit(0)", "SystemExit: 0 (line 15)"),
+        ("raise KeyboardInterrupt('stop')", "KeyboardInterrupt: stop (line 15)"),
+        ("raise ValueError('x' * 10**6)", "ValueError: xxx"),
+        ("raise ValueError('\\ud800')", "ValueError: ? (line 15)"),
+        ("raise type('E', (Exception,), {'__str__': lambda s: 1 / 0})()", "E: (its text cannot"),
+        ("f = lambda: f(); f()", "RecursionError: "),
+        ("input()", "EOFError"),
+    ],
+)
+def test_exceptions_say_type_text_and_line(sandbox: Sandbox, statement: str, message: str) -> None:
+    failure = fail(sandbox, game(step=statement))
+    assert (failure.phase, failure.kind) == ("step", FailureKind.ERROR)
+    assert message in failure.message
+    assert len(failure.message) <= 2000
+
+
+def test_syntax_errors_say_their_line(sandbox: Sandbox) -> None:
+    failure = fail(sandbox, "x = 1\nclass AEnv:\n    def (\n")
+    assert (failure.phase, failure.kind) == ("construct", FailureKind.ERROR)
+    assert "SyntaxError" in failure.message and "(line 3)" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("code", "phase"),
+    [
+        ("x = 1", "construct"),
+        ("class AEnv:\n    def reset(self, seed=None):\n        return 'go', {}\n", "construct"),
+        (game(reset="return None, {}"), "reset"),
+        (game(reset="return 'x' * 1001, {}"), "reset"),
+        (game(reset="return '', {}"), "reset"),
+        (game(step="reward = float('nan')"), "step"),
+        (game(step="reward = 10**400"), "step"),
+        (game(step="reward = '1'"), "step"),
+        (game(step="observation = None"), "step"),
+        (game(step="return observation, 1.0, True, {}"), "step"),
+        (game(step="return None"), "step"),
+        (game(step="yield"), "step"),
+    ],
+)
+def test_breaches_of_the_contract(sandbox: Sandbox, code: str, phase: str) -> None:
+    failure = fail(sandbox, code)
+    assert (failure.phase, failure.kind) == (phase, FailureKind.CONTRACT)
+
+
+def test_tool_use_needs_its_base(sandbox: Sandbox) -> None:
+    failure = fail(sandbox, SUM, Kind.TOOL_USE)
+    assert (failure.kind, failure.phase) == (FailureKind.CONTRACT, "construct")
+    assert "ToolUseBaseEnv" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("import os; os._exit(0)", "status 0"),
+        ("import os; os._exit(3)", "status 3"),
+        ("import os; os.abort()", "signal 6"),
+        ("import ctypes; ctypes.string_at(0)", "signal 11"),
+        ("import os; os.close(3)", ""),  # killed or gone by itself, whichever is first
+        ("import os; os.kill(os.getpid(), 9)", "killed"),
+    ],
+)
+def test_crashes_are_never_success(sandbox: Sandbox, statement: str, told: str) -> None:
+    failure = fail(sandbox, game(step=statement))
+    assert (failure.phase, failure.kind) == ("step", FailureKind.CRASH)
+    assert told in failure.message
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "os.write(3, b'garbage' * 100)",
+        "os.write(3, b'\\xff\\xff\\xff\\xff\\0\\0\\0\\2')",
+        "os.write(3, b'\\0\\0\\0\\1\\0\\0\\0\\2\\xc1')",
+        "os.write(3, wire.frame(2, wire.encode(wire.Loaded())))",
+        "os.write(3, wire.frame(1, wire.encode(wire.Observed('forged', 1.0, True, False))))",
+        "os.write(3, wire.frame(2, wire.encode(wire.Observed('x', float('nan'), True, False))))",
+        "os.write(3, wire.frame(2, wire.encode(wire.Observed('x', 11.0, True, False))))",
+        "os.write(3, wire.frame(2, wire.encode(wire.Observed('x' * 1001, 1.0, True, False))))",
+        "os.write(3, 2 * wire.frame(2, wire.encode(wire.Observed('x', 1.0, True, False))))",
+        "[os.write(3, bytes(1 << 16)) for _ in range(1 << 20)]",
+    ],
+)
+def test_forged_bytes_kill_the_instance(sandbox: Sandbox, statement: str) -> None:
+    failure = fail(sandbox, game(top="import os; from spade_jax.envs import wire", step=statement))
+    assert (failure.phase, failure.kind) == ("step", FailureKind.PROTOCOL)
+
+
+def test_speaking_without_being_asked(sandbox: Sandbox) -> None:
+    code = game(
+        top="import os, threading, sys",
+        step="sys.settrace(None); os.write(3, bytes(9)) if action == 'now' else None",
+    )
+    loud, good = sandbox.open(code, Kind.GAME), sandbox.open(game(), Kind.GAME)
+    sandbox.exchange([(loud, Reset(1)), (good, Reset(1))])
+    answers = sandbox.exchange([(loud, Step("now")), (good, Step("x"))])
+    assert answers[0].kind is FailureKind.PROTOCOL
+    assert answers[1] == StepResult(observation="got x")
+    sandbox.close_instances([loud, good])
+
+
+def test_a_long_action_that_is_never_read(hasty: Sandbox) -> None:
+    deaf = hasty.open(game(step="exec('while 1: pass')"), Kind.GAME)
+    ask(hasty, deaf, Reset(1))
+    assert ask(hasty, deaf, Step("x" * (1 << 23))).kind is FailureKind.TIMEOUT
+
+
+def test_long_actions_arrive(sandbox: Sandbox) -> None:
+    one = sandbox.open(game(step="observation = str(len(action))"), Kind.GAME)
+    ask(sandbox, one, Reset(1))
+    assert ask(sandbox, one, Step("x" * (1 << 23))).observation == str(1 << 23)
+    sandbox.close_instances([one])
+
+
+def test_output_goes_nowhere(sandbox: Sandbox, capfd: pytest.CaptureFixture[str]) -> None:
+    one = sandbox.open(game(step="print('x' * 10**6)"), Kind.GAME)
+    ask(sandbox, one, Reset(1))
+    assert isinstance(ask(sandbox, one, Step("x")), StepResult)
+    assert capfd.readouterr() == ("", "")
+    sandbox.close_instances([one])
+
+
+def test_nothing_is_written(sandbox: Sandbox, tmp_path: Path) -> None:
+    path = tmp_path / "written"
+    failure = fail(sandbox, game(step=f"f = open({str(path)!r}, 'w'); f.write('x'); f.flush()"))
+    assert (failure.phase, failure.kind) == ("step", FailureKind.ERROR)
+    assert not path.exists() or path.read_bytes() == b""
+
+
+def test_the_environment_of_the_host_is_not_inherited(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPADE_SECRET", "hidden")
+    with Sandbox() as box:
+        one = box.open(game(step="import os; observation = str(dict(os.environ))"), Kind.GAME)
+        ask(box, one, Reset(1))
+        assert "SPADE_SECRET" not in ask(box, one, Step("x")).observation
+
+
+def test_further_processes_do_not_survive(started: Callable[[], set[int]]) -> None:
+    code = game(top="import os", step="[os.fork() for _ in range(6)]; os.setsid()")
+    with Sandbox() as box:
+        bomb, good = box.open(code, Kind.GAME), box.open(game(), Kind.GAME)
+        box.exchange([(bomb, Reset(1)), (good, Reset(1))])
+        ask(box, bomb, Step("x"))
+        box.close_instances([bomb])
+        assert len(started()) == 2  # the fork server and the good instance
+        assert ask(box, good, Step("x")) == StepResult(observation="got x")
+    assert started() == set()
+
+
+def test_too_many_instances_are_refused() -> None:
+    with Sandbox(max_instances=2) as box:
+        instances = [box.open(game(), Kind.GAME) for _ in range(3)]
+        with pytest.raises(ValueError, match="exceeds 2; close some"):
+            box.exchange([(instance, Reset(1)) for instance in instances])
+        box.exchange([(instance, Reset(1)) for instance in instances[:2]])
+        box.close_instances(instances[:1])
+        assert ask(box, instances[2], Reset(1)) == StepResult(observation="go")
+
+
+def test_nothing_is_left_after_close(started: Callable[[], set[int]]) -> None:
+    with Sandbox(step_seconds=0.2) as box:
+        instances = [box.open(game(), Kind.GAME) for _ in range(6)]
+        instances.append(box.open(game(reset="exec('while 1: pass')"), Kind.GAME))
+        box.exchange([(instance, Reset(1)) for instance in instances])
+        assert len(started()) == 7
+    assert started() == set()
+
+
+def test_a_dead_fork_server_is_replaced(started: Callable[[], set[int]]) -> None:
+    with Sandbox() as box:
+        old = box.open(game(), Kind.GAME)
+        ask(box, old, Reset(1))
+        [server] = [pid for pid in started() if descendants(pid)]
+        [child] = descendants(server)
+        os.kill(server, signal.SIGKILL)
+        assert wait_for_end(child)
+        new = box.open(game(), Kind.GAME)
+        failure, answer = box.exchange([(old, Step("x")), (new, Reset(1))])
+        assert (failure.phase, failure.kind) == ("step", FailureKind.CRASH)
+        assert answer == StepResult(observation="go")
+    assert started() == set()
+
+
+def test_nothing_is_left_when_the_host_is_killed() -> None:
+    script = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.envs.programs import game
+from spade_jax.envs.sandbox import Reset, Sandbox, Step
+from spade_jax.types import Kind
+box = Sandbox(step_seconds=600.0)
+calm = [box.open(game(), Kind.GAME) for _ in range(3)]
+wild = [box.open(game(step="exec('while 1: pass')"), Kind.GAME) for _ in range(2)]
+box.exchange([(instance, Reset(1)) for instance in (*calm, *wild)])
+print("ready", flush=True)
+box.exchange([(instance, Step("x")) for instance in wild])
+"""
+    host = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    with host:
+        assert host.stdout.readline() == "ready\n"
+        below = descendants(host.pid)
+        assert len(below) == 6
+        host.kill()
+    assert all(wait_for_end(pid) for pid in below)
+
+
+def test_a_process_that_imports_the_sandbox_has_no_jax() -> None:
+    script = "import sys, spade_jax.envs.validation; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
