@@ -97,8 +97,8 @@ def get_config() -> config_dict.ConfigDict:
     c.learn.designer_delay = 4  # iterations a designer sample waits for its plays
     c.learn.passes = 1  # over an iteration's samples
     c.learn.minibatches = 1  # optimizer steps per pass
-    c.learn.row_tokens = 32768  # length of a packed row
-    c.learn.rows = 8  # packed rows per micro-batch
+    c.learn.row_tokens = (8192, 32768)  # lengths of packed rows
+    c.learn.rows = (4, 1)  # packed rows of each length in a micro-batch
     c.learn.clip_low = 0.2
     c.learn.clip_high = 0.28
     c.learn.aggregation = "token_mean"  # token_mean | sequence_mean
@@ -126,6 +126,6 @@ def get_config() -> config_dict.ConfigDict:
 
     c.log = config_dict.ConfigDict()
     c.log.episodes = 16  # transcripts kept per iteration; -1 keeps all
-    c.log.tensorboard = True
+    c.log.tensorboard = True  # events for TensorBoard beside metrics.jsonl
 
     return c

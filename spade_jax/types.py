@@ -369,4 +369,4 @@ class HostState:
     trackers: dict[str, Tracker] = dataclasses.field(default_factory=dict)
     baselines: dict[str, float] = dataclasses.field(default_factory=dict)
     fingerprints: tuple[str, ...] = ()
-    skipped_steps: int = 0
+    skipped_in_row: int = 0  # updates without a finite gradient up to now, in a row

@@ -102,12 +102,10 @@ class Comparison:
     gain: Mean
 
 
-def compare(before: Sequence[Episode], after: Sequence[Episode]) -> Comparison:
-    """Compare two plays of the same items, given in the same order."""
-    b, a = [won(e) for e in before], [won(e) for e in after]
-    return Comparison(
-        mean(b), mean(a), mean([y - x for x, y in zip(b, a, strict=True)])
-    )
+def compare(before: Sequence[float], after: Sequence[float]) -> Comparison:
+    """Compare the outcomes of two plays of the same items, given in the same order."""
+    differences = [y - x for x, y in zip(before, after, strict=True)]
+    return Comparison(mean(before), mean(after), mean(differences))
 
 
 def by(

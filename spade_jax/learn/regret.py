@@ -35,6 +35,25 @@ def paired_regret(plain: Sequence[Episode], hinted: Sequence[Episode]) -> Regret
     return Regret(mean=mean, stderr=math.sqrt(variance / n), pairs=n)
 
 
+def pool_regrets(regrets: Sequence[Regret]) -> Regret:
+    """The regret of all environments' pairs taken as one sample.
+
+    mean = sum(n_i m_i) / n, and the standard error that of all n differences, recovered from
+    each environment's mean m_i, standard error and number of pairs n_i.
+    """
+    known = [r for r in regrets if r.mean is not None]
+    pairs = sum(r.pairs for r in known)
+    if not pairs:
+        return Regret(mean=None, stderr=None, pairs=0)
+    mean = math.fsum(r.pairs * r.mean for r in known) / pairs
+    squares = math.fsum(
+        r.pairs * (r.mean - mean) ** 2 + (r.stderr or 0.0) ** 2 * r.pairs * (r.pairs - 1)
+        for r in known
+    )
+    stderr = math.sqrt(squares / (pairs - 1) / pairs) if pairs > 1 else None
+    return Regret(mean=mean, stderr=stderr, pairs=pairs)
+
+
 def _by_seed(episodes: Sequence[Episode]) -> dict[int, Episode]:
     """Episodes of one environment and arm by their instance seed, which must not repeat."""
     by_seed = {episode.seed: episode for episode in episodes}

@@ -1,0 +1,142 @@
+"""The numbers an iteration is described by; `metrics.METRICS` says what each one means."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from spade_jax.evals.heldout import Item, by, mean, won
+from spade_jax.learn.regret import pool_regrets
+from spade_jax.metrics import Value
+from spade_jax.types import (
+    Arm,
+    Design,
+    Episode,
+    HostState,
+    PoolEntry,
+    Reason,
+    Role,
+    Sample,
+    StopReason,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from spade_jax.train import Made
+
+Measured = dict[str, Value]
+
+
+def of_iteration(made: Made, host: HostState) -> Measured:
+    """Everything but times; `host` is the state after the iteration."""
+    seconds = {
+        "corpus/position": host.corpus_position,
+        "memory/size": len(host.memory),
+        "sample/tokens": made.tokens_sampled,
+    }
+    rewards = list(made.rewards.values())
+    return {
+        **of_play(made.episodes, host.pool),
+        **of_designs(made.designs, made.verdicts),
+        **of_samples(made.samples),
+        **made.learned,
+        **({"designer/reward_mean": _mean(rewards)} if rewards else {}),
+        **of_trackers(host),
+        **seconds,
+    }
+
+
+def of_play(episodes: Sequence[Episode], pool: Sequence[PoolEntry]) -> Measured:
+    """Returns, lengths and failures of both arms, and regret where hinted plays were made."""
+    plain = [e for e in episodes if e.arm is Arm.PLAIN]
+    hinted = [e for e in episodes if e.arm is Arm.HINTED]
+    replies = [turn for e in plain for turn in e.turns]
+    measured: Measured = {
+        "agent/return_mean": _mean(_returns(plain)),
+        "agent/success": _mean([won(e) for e in plain]),
+        "agent/turns_mean": _mean([len(e.turns) for e in plain]),
+        "agent/reply_tokens_mean": _ratio(sum(sum(e.record.action) for e in plain), len(replies)),
+        "agent/truncated_share": _mean([e.truncated for e in plain]),
+        "agent/no_action_share": _mean([turn.action is None for turn in replies]),
+        "play/failed_share": _mean([e.failure is not None for e in episodes]),
+        "play/hung_share": _mean([entry.hung for entry in pool]),
+    }
+    for kind, n in collections.Counter(e.failure.kind for e in episodes if e.failure).items():
+        measured[f"play/failed/{kind}"] = n
+    windows = [entry.plain[-1] for entry in pool if entry.plain and entry.plain[-1]]
+    measured["agent/zero_variance_share"] = _mean([max(w) - min(w) <= 1e-6 for w in windows])
+    rates = [_mean([r > 0.5 for r in w]) for w in windows]
+    tenths = collections.Counter(min(int(rate * 10), 9) for rate in rates)
+    measured |= {f"agent/win_rate/{k}": _ratio(tenths[k], len(rates)) for k in range(10)}
+    if hinted:
+        pooled = pool_regrets([entry.regret for entry in pool])
+        measured |= {
+            "agent/return_hinted_mean": _mean(_returns(hinted)),
+            "play/hint_leak_share": _mean([e.hint_leaks for e in hinted]),
+            "designer/regret_mean": pooled.mean,
+            "designer/regret_stderr": pooled.stderr,
+            "designer/regret_pairs": pooled.pairs,
+        }
+    return measured
+
+
+def of_designs(designs: Sequence[Design], verdicts: Sequence[Verdict]) -> Measured:
+    """How the designs of a regeneration fared; nothing in other iterations."""
+    if not designs:
+        return {}
+    n = len(designs)
+    rejected = collections.Counter(v.reason for v in verdicts if not v.accepted)
+    accepted = [v.fingerprint for v in verdicts if v.accepted]
+    return {
+        "designer/valid_share": len(accepted) / n,
+        "designer/duplicate_share": rejected[Reason.NEW] / n,
+        "designer/fingerprints": len(set(accepted)),
+        "designer/truncated_share": sum(d.stop is StopReason.LENGTH for d in designs) / n,
+        "designer/reply_tokens_mean": sum(sum(d.record.action) for d in designs) / n,
+        **{f"designer/reject/{reason}": count / n for reason, count in rejected.items()},
+    }
+
+
+def of_samples(samples: Sequence[Sample]) -> Measured:
+    """How many conversations of each role were learned from, and how strongly."""
+    roles = collections.Counter(sample.role for sample in samples)
+    return {
+        **{f"learn/samples/{role}": roles[role] for role in Role},
+        "learn/advantage_abs_mean": _mean([abs(s.advantage) for s in samples]),
+    }
+
+
+def of_trackers(host: HostState) -> Measured:
+    """Both means of every skill."""
+    return {
+        f"tracker/{skill}/{name}": value
+        for skill, tracker in host.trackers.items()
+        for name, value in (("fast", tracker.fast), ("slow", tracker.slow))
+    }
+
+
+def of_evaluation(items: Sequence[Item], episodes: Sequence[Episode]) -> Measured:
+    """Success on the held-out set, by family and level."""
+    overall = mean([won(e) for e in episodes])
+    families = by(lambda item: item.family, items, episodes)
+    levels = by(lambda item: item.level, items, episodes)
+    return {
+        "evaluation/success": overall.value,
+        "evaluation/stderr": overall.half_width / 1.96,
+        **{f"evaluation/{k}/success": _mean([won(e) for e in v]) for k, v in families.items()},
+        **{f"evaluation/level/{k}/success": _mean([won(e) for e in v]) for k, v in levels.items()},
+    }
+
+
+def _returns(episodes: Sequence[Episode]) -> list[float]:
+    return [e.episode_return for e in episodes if e.episode_return is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,163 @@
+"""The set-up of a run: what every iteration uses and none changes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+from ml_collections import config_dict
+
+from spade_jax.design.corpus import Corpus
+from spade_jax.envs.sandbox import Sandbox
+from spade_jax.learn import step
+from spade_jax.learn.learner import Learner, Settings
+from spade_jax.learn.step import LearnerState
+from spade_jax.metrics import Timer
+from spade_jax.play.episodes import Rules
+from spade_jax.policy import hub
+from spade_jax.policy.conversation import Budget, Policy
+from spade_jax.policy.model import ModelConfig, count
+from spade_jax.policy.tokenizer import ChatTokenizer
+from spade_jax.types import Role, UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What every iteration uses and none changes."""
+
+    config: config_dict.ConfigDict
+    model: ModelConfig
+    tokenizer: ChatTokenizer
+    corpus: Corpus | None
+    sandbox: Sandbox
+    learner: Learner
+    timer: Timer
+
+    def policy(self, state: LearnerState) -> Policy:
+        """The weights of `state`, ready to talk."""
+        return Policy(
+            state.params,
+            self.model,
+            self.tokenizer,
+            compute_dtype=self.config.model.compute_dtype,
+            version=int(state.step),
+        )
+
+
+@contextlib.contextmanager
+def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
+    """Everything a run needs, and the learner's state before the first update."""
+    jax.monitoring.register_event_duration_secs_listener(_count)
+    folder = hub.folder(c.model.path)
+    try:
+        tokenizer = ChatTokenizer(folder)
+        model, params = hub.load(folder)
+    except (FileNotFoundError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    check_sizes(c, model)
+    corpus = None
+    if c.corpus.enabled:
+        corpus = Corpus(c.corpus.path, seed=c.corpus.seed, max_words=c.corpus.max_words)
+        if corpus.skipped:
+            print(
+                f"warning: skipped {corpus.skipped} lines of {corpus.path} without text, "
+                f"such as {corpus.skipped_lines}"
+            )
+    tx = step.optimizer(
+        c.optimizer.lr,
+        beta1=c.optimizer.beta1,
+        beta2=c.optimizer.beta2,
+        weight_decay=c.optimizer.weight_decay,
+        clip_norm=c.optimizer.clip_norm,
+    )
+    with Sandbox(**c.sandbox) as sandbox:
+        learner = Learner(
+            model, hyper(c), tx, settings(c), jax.tree.map(jnp.copy, params) if c.learn.kl else None
+        )
+        run = Run(c, model, tokenizer, corpus, sandbox, learner, Timer())
+        yield run, step.create(params, tx)
+
+
+def hyper(c: config_dict.ConfigDict) -> step.Hyper:
+    """What the update is."""
+    return step.Hyper(
+        clip_low=c.learn.clip_low,
+        clip_high=c.learn.clip_high,
+        importance_cap=c.learn.importance_cap,
+        kl=c.learn.kl,
+        entropy=c.learn.entropy,
+        compute_dtype=c.model.compute_dtype,
+        remat=c.model.remat,
+    )
+
+
+def settings(c: config_dict.ConfigDict) -> Settings:
+    """How an iteration's samples are gone through."""
+    updates = c.learn.passes * c.learn.minibatches
+    return Settings(
+        passes=c.learn.passes,
+        minibatches=c.learn.minibatches,
+        row_tokens=tuple(c.learn.row_tokens),
+        rows=tuple(c.learn.rows),
+        aggregation=c.learn.aggregation,
+        temperature={Role.AGENT: c.play.temperature, Role.DESIGNER: c.design.temperature},
+        max_gap=c.learn.logprob_gap,
+        max_lag={Role.AGENT: 0, Role.DESIGNER: c.learn.designer_delay * updates},
+    )
+
+
+def check_sizes(c: config_dict.ConfigDict, model: ModelConfig) -> None:
+    """What is asked for must fit the model that was loaded."""
+    for field, tokens in (
+        ("play.context", c.play.context),
+        ("design.max_tokens", c.design.max_tokens),
+    ):
+        if tokens > model.max_positions:
+            raise UsageError(
+                f"{field} is {tokens} but the model has {model.max_positions} positions; lower "
+                f"--config.{field} or take a model of longer context"
+            )
+
+
+def play_rules(c: config_dict.ConfigDict) -> Rules:
+    """Limits of an episode."""
+    return Rules(
+        prompts=c.design.prompts,
+        max_turns=c.play.max_turns,
+        budget=Budget(c.play.reply_tokens, c.play.context, c.play.temperature),
+        return_mode=c.reward.episode_return,
+        discount=c.reward.discount,
+    )
+
+
+_compiles = 0
+
+
+def _count(event: str, duration: float, **_: str | int) -> None:
+    global _compiles
+    _compiles += event == "/jax/core/compile/backend_compile_duration"
+
+
+def compiles() -> int:
+    """Programs XLA has compiled in this process since the first call of `set_up`."""
+    return _compiles
+
+
+def describe(run: Run) -> None:
+    """Print what the run is, the loss it minimises among it."""
+    c = run.config
+    kl = f" + {c.learn.kl} k3(reference)" if c.learn.kl else ""
+    weight = f"min(old/behaviour, {c.learn.importance_cap:g}) " if c.learn.importance_cap else ""
+    print(
+        f"model of {count(run.model):,} parameters; {c.design.num_envs} environments every "
+        f"{c.design.regenerate_every} iterations, {c.play.plays} plain and {c.play.hint_plays} "
+        f"hinted plays each\n"
+        f"loss: {c.learn.aggregation} of -{weight}min(r A, clip(r, {1 - c.learn.clip_low:g}, "
+        f"{1 + c.learn.clip_high:g}) A){kl}, {c.learn.passes} passes in {c.learn.minibatches} "
+        f"minibatches, AdamW at {c.optimizer.lr:g}",
+        flush=True,
+    )

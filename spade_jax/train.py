@@ -1,0 +1,466 @@
+"""Self-play: one model designs environments, acts in them, and learns from both.
+
+    python -m spade_jax.train --config=tiny --workdir=runs/tiny
+
+`iterate` is the method: draw, design, validate, play, score, compare, learn, remember. The rest of
+this file is its set-up, and the loop that saves, records and evaluates.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import random
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+import jax
+from absl import flags
+from ml_collections import config_dict
+
+from spade_jax import config as configs
+from spade_jax import measures, record, summary
+from spade_jax import run as run_setup
+from spade_jax.checkpoint import Checkpoints
+from spade_jax.design import designer, memory, skills
+from spade_jax.design.corpus import Corpus
+from spade_jax.envs import validation
+from spade_jax.evals import heldout
+from spade_jax.learn import advantages, regret, trackers
+from spade_jax.learn.advantages import ScoredDesign
+from spade_jax.learn.step import LearnerState
+from spade_jax.metrics import MetricsWriter, Progress, Value
+from spade_jax.play.episodes import Job, play, play_seed
+from spade_jax.policy.conversation import Budget, Policy
+from spade_jax.program import run_program
+from spade_jax.run import Run
+from spade_jax.types import (
+    Arm,
+    Design,
+    DesignTask,
+    Environment,
+    Episode,
+    FailureKind,
+    HostState,
+    MemoryRecord,
+    PendingDesign,
+    PoolEntry,
+    Role,
+    Sample,
+    Tracker,
+    Verdict,
+)
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("workdir", "runs/tiny", "Folder of everything the run writes.")
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What an iteration made, to be measured and written down."""
+
+    designs: Sequence[Design]
+    verdicts: Sequence[Verdict]
+    episodes: Sequence[Episode]
+    samples: Sequence[Sample]
+    rewards: Mapping[str, float]  # raw designer reward of the valid designs trained on, by id
+    learned: Mapping[str, Value]
+    tokens_sampled: int
+
+
+# -- one iteration ----------------------------------------------------------------------------
+
+
+def iterate(
+    run: Run, state: LearnerState, host: HostState
+) -> tuple[LearnerState, HostState, Made]:
+    """One iteration of the method on both states."""
+    c, policy, stage = run.config, run.policy(state), run.timer.stage
+    earlier, designs, verdicts = host.pool, [], []
+    if host.iteration % c.design.regenerate_every == 0:
+        with stage("design"):
+            tasks = draw_tasks(run, host)
+            designs = write_designs(run, policy, tasks)
+        with stage("validate"):
+            verdicts = validate(run, designs, host)
+        host = open_epoch(host, designs, verdicts, policy.version)
+    with stage("play"):
+        episodes = play_pool(run, policy, host)
+    with stage("learn"):
+        host = score(c, host, episodes)
+        agent, host = compare_agent(c, host, episodes, policy.version)
+        design, host, rewards = compare_designer(c, host, earlier, len(agent))
+        rng = random.Random(f"{c.seed}/minibatches/{host.iteration}")
+        state, learned = run.learner.update(state, [*agent, *design], rng, host.skipped_in_row)
+    host = remember(c, host, learned["learn/skipped_in_row"])
+    made = Made(
+        designs=designs,
+        verdicts=verdicts,
+        episodes=episodes,
+        samples=[*agent, *design],
+        rewards=rewards,
+        learned=learned,
+        tokens_sampled=policy.tokens_sampled,
+    )
+    return state, dataclasses.replace(host, iteration=host.iteration + 1), made
+
+
+def draw_tasks(run: Run, host: HostState) -> list[DesignTask]:
+    """What to design: a skill, a document and examples for every slot."""
+    c = run.config
+    epoch = host.iteration // c.design.regenerate_every
+    return designer.draw_tasks(
+        host,
+        run.corpus,
+        seed=c.seed,
+        num_envs=c.design.num_envs,
+        active=skills.active_skills(c.skills, c.skills_per_epoch, epoch),
+        positives=c.memory.positives if c.memory.enabled else 0,
+        negatives=c.memory.negatives if c.memory.enabled else 0,
+    )
+
+
+def write_designs(run: Run, policy: Policy, tasks: Sequence[DesignTask]) -> list[Design]:
+    """The policy's reply to every task."""
+    c = run.config
+    return designer.design(
+        policy,
+        tasks,
+        Budget(c.design.max_tokens, run.model.max_positions, c.design.temperature),
+        seed=c.seed,
+        prompt_set=c.design.prompts,
+        code_characters=c.memory.code_characters,
+    )
+
+
+def validate(run: Run, designs: Sequence[Design], host: HostState) -> list[Verdict]:
+    """Verdicts on programs nobody has run yet; those of this run count as known."""
+    v = run.config.validation
+    return validation.validate(
+        run.sandbox,
+        [(design.code, design.task.kind) for design in designs],
+        seen=frozenset(host.fingerprints),
+        settings=validation.Settings(
+            seeds=v.seeds,
+            solve_seeds=v.solve_seeds,
+            max_trivial=v.max_trivial,
+            max_random=v.max_random,
+        ),
+    )
+
+
+def open_epoch(
+    host: HostState, designs: Sequence[Design], verdicts: Sequence[Verdict], version: int
+) -> HostState:
+    """A new pool of the accepted designs; all designs wait for their outcome."""
+    pool, pending, marks = [], [], []
+    for design, verdict in zip(designs, verdicts, strict=True):
+        task = design.task
+        pending.append(
+            PendingDesign(
+                environment_id=task.environment_id,
+                skill=task.skill,
+                iteration=task.iteration,
+                version=version,
+                reason=verdict.reason,
+                record=design.record,
+            )
+        )
+        if verdict.accepted:
+            environment = Environment(
+                id=task.environment_id,
+                kind=task.kind,
+                skill=task.skill,
+                code=design.code,
+                iteration=task.iteration,
+                fingerprint=verdict.fingerprint,
+            )
+            pool.append(PoolEntry(environment=environment))
+            marks += [verdict.fingerprint, verdict.behaviour]
+    documents = sum(design.task.document is not None for design in designs)
+    return dataclasses.replace(
+        host,
+        pool=tuple(pool),
+        pending=(*host.pending, *pending),
+        fingerprints=(*host.fingerprints, *marks),
+        corpus_position=host.corpus_position + documents,
+    )
+
+
+def play_pool(run: Run, policy: Policy, host: HostState) -> list[Episode]:
+    """Plain plays of the pool and, in the iteration that made it, hinted ones on the same seeds."""
+    c = run.config
+    fresh = host.iteration % c.design.regenerate_every == 0
+    counts = {Arm.PLAIN: c.play.plays, Arm.HINTED: c.play.hint_plays if fresh else 0}
+    jobs = [
+        Job(e, arm, k, play_seed(c.seed, e.id, host.iteration, k))
+        for arm, count in counts.items()
+        for e in (entry.environment for entry in host.pool)
+        for k in range(count)
+    ]
+    return play(
+        policy,
+        run.sandbox,
+        jobs,
+        run_setup.play_rules(c),
+        seed=c.seed,
+        iteration=host.iteration,
+        wave=c.sampling.slots,
+    )
+
+
+def score(c: config_dict.ConfigDict, host: HostState, episodes: Sequence[Episode]) -> HostState:
+    """Enter returns and regret into the pool, and the skills' mean returns into the trackers."""
+    arms = by_environment(episodes)
+    pool, returns = [], collections.defaultdict(list)
+    for entry in host.pool:
+        plain, hinted = (arms.get((entry.environment.id, arm), []) for arm in Arm)
+        known = tuple(e.episode_return for e in plain if e.episode_return is not None)
+        returns[entry.environment.skill] += known
+        hung = any(e.failure and e.failure.kind is FailureKind.TIMEOUT for e in (*plain, *hinted))
+        pool.append(
+            dataclasses.replace(
+                entry,
+                plain=(*entry.plain, known),
+                regret=regret.paired_regret(plain, hinted) if hinted else entry.regret,
+                hung=entry.hung or hung,
+            )
+        )
+    updated = dict(host.trackers)
+    for skill, values in returns.items():
+        if values:
+            updated[skill] = trackers.update_tracker(
+                updated.get(skill, Tracker()),
+                math.fsum(values) / len(values),
+                c.reward.gamma_fast,
+                c.reward.gamma_slow,
+            )
+    return dataclasses.replace(host, pool=tuple(pool), trackers=updated)
+
+
+def by_environment(episodes: Sequence[Episode]) -> dict[tuple[str, Arm], list[Episode]]:
+    """Episodes by environment and arm, in their order."""
+    groups: dict[tuple[str, Arm], list[Episode]] = collections.defaultdict(list)
+    for episode in episodes:
+        groups[episode.environment_id, episode.arm].append(episode)
+    return groups
+
+
+def compare_agent(
+    c: config_dict.ConfigDict, host: HostState, episodes: Sequence[Episode], version: int
+) -> tuple[list[Sample], HostState]:
+    """The agent's samples: plain plays, each against the others of its environment."""
+    samples, returns = [], {}
+    for (environment_id, arm), group in by_environment(episodes).items():
+        if arm is not Arm.PLAIN:
+            continue
+        returns[environment_id] = [e.episode_return for e in group]
+        values = advantages.agent_advantages(
+            c.advantage.agent, returns[environment_id], host.baselines.get(environment_id)
+        )
+        samples += [
+            Sample(role=Role.AGENT, record=e.record, advantage=value, version=version)
+            for e, value in zip(group, values, strict=True)
+            if value is not None and not (c.play.mask_truncated and e.truncated)
+        ]
+    baselines = advantages.update_baselines(host.baselines, returns, c.advantage.ema_decay)
+    return samples, dataclasses.replace(host, baselines=baselines)
+
+
+def compare_designer(
+    c: config_dict.ConfigDict, host: HostState, earlier: Sequence[PoolEntry], n_agent: int
+) -> tuple[list[Sample], HostState, dict[str, float]]:
+    """The designer's samples whose delay is over, each against the others of its skill.
+
+    `earlier` is the pool as the iteration found it: when a new one has been opened, the window of
+    the old one's designs is complete. At the last iteration all that wait are due.
+    """
+    last = host.iteration + 1 >= c.iterations
+    wait = host.iteration - c.learn.designer_delay
+    due = tuple(p for p in host.pending if last or p.iteration <= wait)
+    host = dataclasses.replace(host, pending=host.pending[len(due) :])
+    if not c.learn.train_designer:
+        return [], host, {}
+    entries = {e.environment.id: e for e in (*earlier, *host.pool)}
+    scored = [score_design(c, host, p, entries.get(p.environment_id)) for p in due]
+    scale = advantages.role_scale(
+        n_agent, len(due), c.design.regenerate_every, c.reward.max_role_scale
+    )
+    values = advantages.designer_advantages(scored, scale)
+    samples = [
+        Sample(role=Role.DESIGNER, record=p.record, advantage=value, version=p.version)
+        for p, value in zip(due, values, strict=True)
+        if value is not None
+    ]
+    rewards = {
+        p.environment_id: s.raw for p, s in zip(due, scored, strict=True) if s.raw is not None
+    }
+    return samples, host, rewards
+
+
+def score_design(
+    c: config_dict.ConfigDict, host: HostState, pending: PendingDesign, entry: PoolEntry | None
+) -> ScoredDesign:
+    """The raw reward of a design, or the penalty of one that was rejected or hung."""
+    if entry is None or entry.hung:
+        return ScoredDesign(skill=pending.skill, penalty=c.reward.penalty)
+    window = [value for plays in entry.plain for value in plays]
+    outcome = regret.Outcome(
+        win=math.fsum(window) / len(window) if window else None,
+        regret=entry.regret.mean,
+        mu_slow=host.trackers.get(pending.skill, Tracker()).slow,
+    )
+    terms = regret.DesignerTerms(
+        w_regret=c.reward.w_regret,
+        w_plateau=c.reward.w_plateau,
+        regret_scale=c.reward.regret_scale,
+        plateau_low=c.reward.plateau_low,
+        plateau_high=c.reward.plateau_high,
+        plateau_ramp=c.reward.plateau_ramp,
+    )
+    raw = regret.designer_reward(c.reward.designer, outcome, terms)
+    return ScoredDesign(skill=pending.skill, raw=raw)
+
+
+def remember(c: config_dict.ConfigDict, host: HostState, skipped_in_row: int) -> HostState:
+    """Bring the memory up to date with what the pool's environments have shown."""
+    records = []
+    for entry in host.pool:
+        window = [value for plays in entry.plain for value in plays]
+        records.append(
+            MemoryRecord(
+                environment_id=entry.environment.id,
+                skill=entry.environment.skill,
+                code=entry.environment.code,
+                fingerprint=entry.environment.fingerprint,
+                iteration=entry.environment.iteration,
+                win_rate=sum(v > 0.5 for v in window) / len(window) if window else None,
+                regret=entry.regret.mean,
+            )
+        )
+    updated = memory.remember(host.memory, records, c.memory.size)
+    return dataclasses.replace(host, memory=updated, skipped_in_row=skipped_in_row)
+
+
+# -- the loop ---------------------------------------------------------------------------------
+
+
+class Interruption:
+    """Turns the first SIGINT or SIGTERM into a wish to stop after the iteration at hand."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __enter__(self) -> Interruption:
+        self._before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+        print("stopping after this iteration; press Ctrl-C again to stop at once", flush=True)
+
+
+def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Mapping[str, Value]:
+    """Play the held-out set with these weights and write down each outcome."""
+    c = run.config
+    corpus = run.corpus or Corpus("", seed=c.corpus.seed, max_words=c.corpus.max_words)
+    items = heldout.held_out_set(c.evaluation.seed, c.evaluation.per_level, corpus)
+    with run.timer.stage("evaluate"):
+        episodes = heldout.play_held_out(
+            run.policy(state),
+            run.sandbox,
+            items,
+            run_setup.play_rules(c),
+            arm=Arm.PLAIN,
+            seed=c.evaluation.seed,
+            wave=c.sampling.slots,
+        )
+    record.write_evaluation(workdir, iteration, items, episodes)
+    return measures.of_evaluation(items, episodes)
+
+
+def train(c: config_dict.ConfigDict, workdir: Path) -> int:
+    """Run, or go on with, the run of this config in `workdir`; returns the exit code."""
+    if not configs.compare(c, workdir):
+        configs.save(c, workdir)
+    with (
+        run_setup.set_up(c) as (run, state),
+        Checkpoints(workdir / "checkpoints", c.checkpoint.keep) as checkpoints,
+    ):
+        host = HostState()
+        found = checkpoints.restore(jax.eval_shape(lambda: state))
+        if found:
+            _, state, host = found
+            print(f"going on in {workdir} at iteration {host.iteration}")
+        if host.iteration >= c.iterations:
+            print(f"{workdir} is finished: {host.iteration} iterations are done")
+            return 0
+        run_setup.describe(run)
+        return loop(run, state, host, checkpoints, workdir)
+
+
+def loop(
+    run: Run, state: LearnerState, host: HostState, checkpoints: Checkpoints, workdir: Path
+) -> int:
+    """Iterate to the end or until interrupted, saving, recording and evaluating."""
+    c, first = run.config, host.iteration
+    with (
+        Interruption() as interruption,
+        MetricsWriter(workdir, step=first, tensorboard=c.log.tensorboard) as writer,
+        record.Environments(workdir, first) as environments,
+        memory.Archive(workdir / "memory.jsonl", first) as archive,
+        Progress(c.iterations, start=first) as progress,
+    ):
+        if first == 0:
+            evaluate(run, state, workdir, 0)
+        while host.iteration < c.iterations and interruption.signal is None:
+            iteration = host.iteration
+            with run.timer.stage("iteration"):
+                state, host, made = iterate(run, state, host)
+            measured = measures.of_iteration(made, host)
+            check_health(c, host, workdir)
+            environments.write(made.designs, made.verdicts)
+            record.write_episodes(workdir, iteration, made.episodes, c.log.episodes)
+            archive.append(iteration, host.memory[-len(host.pool) :] if host.pool else ())
+            last = host.iteration == c.iterations
+            if last or (c.evaluation.every and host.iteration % c.evaluation.every == 0):
+                measured |= evaluate(run, state, workdir, host.iteration)
+            if last or interruption.signal or host.iteration % c.checkpoint.every == 0:
+                with run.timer.stage("checkpoint"):
+                    checkpoints.save(host.iteration, state, host)
+            measured |= run.timer.take() | {"compiles": run_setup.compiles()}
+            writer.write(iteration, measured)
+            progress.update(iteration, measured)
+    if interruption.signal is not None and host.iteration < c.iterations:
+        print(
+            f"saved iteration {host.iteration} of {c.iterations}; give the same command with "
+            f"--workdir={workdir} to go on"
+        )
+        return 128 + interruption.signal
+    print(summary.write(workdir, c))
+    return 0
+
+
+def check_health(c: config_dict.ConfigDict, host: HostState, workdir: Path) -> None:
+    """Stop a run whose updates keep coming out as no numbers; the last checkpoint is sound."""
+    if host.skipped_in_row >= c.learn.max_skipped:
+        raise FloatingPointError(
+            f"{host.skipped_in_row} updates in a row were not finite; lower --config.optimizer.lr "
+            f"and go on from the last checkpoint in {workdir}"
+        )
+
+
+def main() -> int:
+    return train(FLAGS.config, Path(FLAGS.workdir))
+
+
+if __name__ == "__main__":
+    run_program(main, config="tiny")
