@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -118,7 +119,7 @@ def check_interactive(seen: Transcripts) -> Verdict | None:
         observed = [
             [step.observation for step in play.steps if not step.terminated] for play in plays
         ]
-        if any(len(set(turn)) > 1 for turn in zip(*observed, strict=False)):
+        if any(len(set(turn) - {None}) > 1 for turn in itertools.zip_longest(*observed)):
             return None
     return Verdict(
         reason=Reason.INTERACTIVE,

@@ -152,7 +152,9 @@ def test_options_that_the_task_states_are_no_leak(sandbox: Sandbox) -> None:
 
 def test_more_designs_than_processes() -> None:
     with Sandbox(max_instances=4) as box:
-        designs = [(change(SUM, ("(11, 99)", f"(11, {30 + 9 * i})")), Kind.GAME) for i in range(5)]
+        designs = [
+            (change(SUM, ("(11, 99)", f"(11, {150 + 60 * i})")), Kind.GAME) for i in range(5)
+        ]
         verdicts = validate(box, designs, seen=(), settings=Settings(seeds=8, solve_seeds=2))
     assert [verdict.reason for verdict in verdicts] == [Reason.ACCEPTED] * 5
     assert len({verdict.fingerprint for verdict in verdicts}) == 5
