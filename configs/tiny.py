@@ -5,7 +5,6 @@ Hardware: two CPU cores. The README says what to expect and in what time.
 """
 
 from ml_collections import config_dict
-
 from spade_jax.configs import default
 
 

@@ -55,7 +55,7 @@ from spade_jax.types import (
 )
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("workdir", "runs/tiny", "Folder of everything the run writes.")
+
 
 @dataclasses.dataclass(frozen=True)
 class Made:
@@ -73,9 +73,7 @@ class Made:
 # -- one iteration ----------------------------------------------------------------------------
 
 
-def iterate(
-    run: Run, state: LearnerState, host: HostState
-) -> tuple[LearnerState, HostState, Made]:
+def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerState, HostState, Made]:
     """One iteration of the method on both states."""
     c, policy, stage = run.config, run.policy(state), run.timer.stage
     earlier, designs, verdicts = host.pool, [], []
@@ -463,4 +461,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    flags.DEFINE_string("workdir", "runs/tiny", "Folder of everything the run writes.")
     run_program(main, config="tiny")

@@ -27,6 +27,7 @@ from spade_jax.checkpoint import Checkpoints
 from spade_jax.design.corpus import Corpus
 from spade_jax.envs import fingerprint
 from spade_jax.envs.sandbox import Sandbox
+from spade_jax.envs.validation import Settings
 from spade_jax.evals import warmstart_table
 from spade_jax.learn import batching, step, supervised
 from spade_jax.play import lessons
@@ -38,7 +39,6 @@ from spade_jax.program import run_program
 from spade_jax.types import HostState, Message, Role, TokenRecord, UsageError
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("workdir", "runs/warmstart", "Folder of everything this program writes.")
 
 PROGRAMS_FILE = "training_programs.txt"  # fingerprints of the programs learned from
 
@@ -164,9 +164,7 @@ def train(
         weight_decay=c.train.weight_decay,
         clip_norm=c.train.clip_norm,
     )
-    h = step.Hyper(
-        objective="supervised", compute_dtype=c.model.compute_dtype, remat=c.model.remat
-    )
+    h = step.Hyper(objective="supervised", compute_dtype=c.model.compute_dtype, remat=c.model.remat)
     state = step.create(params, tx)
     rows = [batching.Row(r, Role.AGENT, advantage=0.0, temperature=1.0) for r in records]
     lengths = [len(r.ids) for r in records]
@@ -278,4 +276,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    flags.DEFINE_string("workdir", "runs/warmstart", "Folder of everything this program writes.")
     run_program(main, config="warmstart", check=check)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from spade_jax.design import designer
 from spade_jax.design.corpus import Corpus
@@ -70,7 +70,9 @@ def measure_designs(
     designs = designer.design(
         speaker, tasks, budget, seed=seed, prompt_set=prompt_set, code_characters=code_characters
     )
-    verdicts = validate(sandbox, [(d.code, d.task.kind) for d in designs], seen=(), settings=settings)
+    verdicts = validate(
+        sandbox, [(d.code, d.task.kind) for d in designs], seen=(), settings=settings
+    )
     accepted = [d for d, v in zip(designs, verdicts, strict=True) if v.accepted]
     new = sum(fingerprint.fingerprint(d.code) not in training for d in accepted)
     table = DesignTable(
@@ -117,11 +119,14 @@ def render(table: DesignTable, items: Sequence[Item], episodes: dict[Arm, list[E
         rates = [mean([won(e) for e in chosen[arm]]).value for arm in (Arm.PLAIN, Arm.HINTED)]
         return f"{rates[0]:.0%} / {rates[1]:.0%}".rjust(14)
 
-    def row(name: str, key: object) -> str:
-        level = {arm: by(lambda i: (key(i), i.level), items, played) for arm, played in episodes.items()}
-        both = {arm: by(key, items, played) for arm, played in episodes.items()}
-        cells = [cell({arm: level[arm][name, v] for arm in Arm}) for v in LEVELS]
-        return f"{name:<23}" + "".join(cells) + cell({arm: both[arm][name] for arm in Arm})
+    def row(name: str, key: Callable[[Item], str]) -> str:
+        chosen = {
+            arm: by(lambda item: (key(item), item.level), items, played)
+            for arm, played in episodes.items()
+        }
+        cells = [cell({arm: chosen[arm][name, v] for arm in Arm}) for v in LEVELS]
+        every = {arm: [e for v in LEVELS for e in chosen[arm][name, v]] for arm in Arm}
+        return f"{name:<23}" + "".join(cells) + cell(every)
 
     lines += [row(name, lambda i: i.family) for name in FAMILIES]
     lines.append(row("all", lambda i: "all"))

@@ -94,11 +94,8 @@ def lay_out(lengths: Sequence[int], buckets: Sequence[int]) -> Layout:
                 "raise learn.row_tokens or lower play.context and design.max_tokens"
             )
         b = next(b for b, size in enumerate(buckets) if lengths[i] <= size)
-        for row, space in enumerate(free[b]):
-            if space >= lengths[i]:
-                break
-        else:
-            row = len(free[b])
+        row = next((r for r, space in enumerate(free[b]) if space >= lengths[i]), len(free[b]))
+        if row == len(free[b]):
             free[b].append(buckets[b])
         places[i] = (b, row, buckets[b] - free[b][row])
         free[b][row] -= lengths[i]

@@ -136,9 +136,7 @@ def _play_wave(
             action = parsers.parse_action(seat.job.environment.kind, reply.text)
             if action is None:
                 seat.turns.append(_turn(seat, reply.text, None))
-                seat.observation = prompts.no_action(
-                    seat.job.environment.kind, rules.prompts
-                )
+                seat.observation = prompts.no_action(seat.job.environment.kind, rules.prompts)
                 seat.said = prompts.next_messages(
                     seat.job.environment.kind, seat.observation, rules.prompts
                 )
@@ -187,9 +185,7 @@ def _begin(sandbox: Sandbox, seats: Sequence[_Seat], rules: Rules) -> None:
         )
 
 
-def _step(
-    sandbox: Sandbox, seats: Sequence[_Seat], actions: dict[int, str], rules: Rules
-) -> None:
+def _step(sandbox: Sandbox, seats: Sequence[_Seat], actions: dict[int, str], rules: Rules) -> None:
     """Act in every environment that got an action, and note what it answered."""
     answers = sandbox.exchange([(seats[i].instance, Step(a)) for i, a in actions.items()])
     for i, answer in zip(actions, answers, strict=True):

@@ -41,7 +41,7 @@ def read_config(path: str | pathlib.Path) -> ModelConfig:
         )
     theta = raw.get("rope_theta") or (raw.get("rope_parameters") or {}).get("rope_theta")
     if theta is None:
-        raise ValueError(f"{file} has no rope_theta; add the rotary base the model was trained with")
+        raise ValueError(f"{file} has no rope_theta; add the model's rotary base")
     return ModelConfig(
         vocab=raw["vocab_size"],
         width=raw["hidden_size"],
@@ -123,7 +123,9 @@ def load(path: str | pathlib.Path) -> tuple[ModelConfig, Params]:
     return c, params
 
 
-def save(path: str | pathlib.Path, c: ModelConfig, params: Params, *, eos_id: int, pad_id: int) -> None:
+def save(
+    path: str | pathlib.Path, c: ModelConfig, params: Params, *, eos_id: int, pad_id: int
+) -> None:
     """Write `config.json` and `model.safetensors` in float32."""
     path = pathlib.Path(path)
     path.mkdir(parents=True, exist_ok=True)

@@ -61,9 +61,7 @@ class ChatTokenizer:
             )
         self._tokenizer.encode_special_tokens = True
         self.vocab = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        self.pad_id, self.start_id, self.end_id = (
-            self._tokenizer.token_to_id(t) for t in CONTROL
-        )
+        self.pad_id, self.start_id, self.end_id = (self._tokenizer.token_to_id(t) for t in CONTROL)
         self.stop_ids: tuple[int, ...] = (self.end_id, self.pad_id)
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - one tokenizer lives as long as the run

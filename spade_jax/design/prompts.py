@@ -1,0 +1,110 @@
+"""First messages of both roles, rendered from the text files of a set in `prompts/`.
+
+A set is a folder. It holds `<role>_user.txt` and, where a role has a system message,
+`<role>_system.txt`; other files are parts these include.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jinja2
+
+from spade_jax import types
+from spade_jax.design import memory
+
+_FOLDER = Path(__file__).parent / "prompts"
+
+
+def sets() -> tuple[str, ...]:
+    """Names of the sets there are."""
+    return tuple(sorted(each.name for each in _FOLDER.iterdir() if each.is_dir()))
+
+
+def designer_messages(
+    task: types.DesignTask, set_name: str, code_characters: int
+) -> tuple[types.Message, ...]:
+    """What the designer reads: the task, its document and examples from memory.
+
+    Each example's code is cut to `code_characters` at a line end. The reply is a fenced Python
+    block in every set.
+    """
+    return _messages(
+        set_name,
+        types.Role.DESIGNER,
+        kind=task.kind,
+        skill=task.skill,
+        document="" if task.document is None else task.document.text,
+        positives=[_example(each, code_characters) for each in task.positives],
+        negatives=[_example(each, code_characters) for each in task.negatives],
+    )
+
+
+def agent_messages(
+    kind: types.Kind,
+    observation: str,
+    hint: str | None,
+    set_name: str,
+    tools: Sequence[Mapping[str, object]] = (),
+) -> tuple[types.Message, ...]:
+    """What the agent reads before its first reply.
+
+    `hint` is None in the plain arm; in the hinted one it is the last line of the observation.
+    `tools` are JSON schemas of the functions a tool-use environment offers.
+    """
+    return _messages(
+        set_name,
+        types.Role.AGENT,
+        kind=kind,
+        observation=observation if hint is None else f"{observation}\nHint: {hint.strip()}",
+        tools=[json.dumps(each, ensure_ascii=False) for each in tools],
+    )
+
+
+def next_messages(kind: types.Kind, observation: str, set_name: str) -> tuple[types.Message, ...]:
+    """What the agent reads after an action: the environment's answer."""
+    rendered = _templates(set_name).get_template("next_user.txt")
+    return (types.Message(role="user", content=rendered.render(kind=kind, observation=observation)),)
+
+
+def no_action(kind: types.Kind, set_name: str) -> str:
+    """What stands in for an observation after a reply that held no action."""
+    return _templates(set_name).get_template("no_action.txt").render(kind=kind)
+
+
+def _example(record: types.MemoryRecord, code_characters: int) -> dict[str, object]:
+    return {
+        "code": memory.cut(record.code, code_characters),
+        "win_rate": record.win_rate,
+        "regret": record.regret,
+        "complaint": memory.complaint(record),
+    }
+
+
+def _messages(set_name: str, role: types.Role, **values: object) -> tuple[types.Message, ...]:
+    templates = _templates(set_name)
+    return tuple(
+        types.Message(role=speaker, content=templates.get_template(name).render(values))
+        for speaker in ("system", "user")
+        if (name := f"{role}_{speaker}.txt") in templates.list_templates()
+    )
+
+
+@functools.cache
+def _templates(set_name: str) -> jinja2.Environment:
+    """The set's templates; a name a template does not know is an error."""
+    if set_name not in sets():
+        raise ValueError(
+            f"no set of prompts is named {set_name!r}: "
+            f"set config.design.prompts to one of {', '.join(sets())}"
+        )
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER / set_name),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+    )
