@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from spade_jax.design.families import FAMILIES, LEVELS, Program, sample_program
+from spade_jax.envs.fingerprint import fingerprint
 from spade_jax.envs.leaks import copied_share, hint_leaks, labelled_answer
 from spade_jax.envs.tool_use import ToolUseBaseEnv
 from spade_jax.types import Kind
@@ -130,7 +131,7 @@ def test_hint_never_gives_the_answer(family: str, level: int) -> None:
             hint, solution = env.hint(), _solution(program.code, seed)
             assert not hint_leaks(hint, solution, observation), (hint, solution)
             answer = re.sub(r"<[^>]*>", "", solution[-1])
-            options = re.findall(r"[a-z]+", observation) if len(solution) > 1 else []
+            options = re.findall(r"\w+", observation) if len(solution) > 1 else []
             if answer not in options:
                 assert not re.search(rf"(?<![\w-]){re.escape(answer)}(?!\w)", hint), program.code
 
@@ -154,8 +155,8 @@ def test_hint_depends_on_the_instance(family: str, level: int) -> None:
 @every_case
 def test_no_constant_action_wins(family: str, level: int) -> None:
     for program in _programs(family, level, 2):
-        seeds = range(120)
-        answers = collections.Counter(_solution(program.code, seed)[-1] for seed in seeds)
+        seeds, others = range(200), range(200, 300)
+        answers = collections.Counter(_solution(program.code, seed)[-1] for seed in others)
         constants = [answer for answer, _ in answers.most_common(2)] + ["", "0", "yes"]
         for constant in constants:
             wins = sum(_won(program.code, seed, lambda _, c=constant: c) for seed in seeds)
@@ -180,18 +181,18 @@ def _valid_actions(family: str, code: str, env: Any, observation: str) -> list[s
     if family == "grid":
         return ["left", "right", "up", "down"]
     if family in ("lock", "order"):
-        return list(env.items)
+        return [str(item) for item in env.items]
     return [_solution(code, seed)[-1] for seed in range(1000, 1020)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_programs_are_many(family: str) -> None:
+def test_programs_differ_by_more_than_their_words(family: str) -> None:
     total = set()
     for level in LEVELS:
-        codes = {program.code for program in _programs(family, level, 450)}
-        assert len(codes) >= 200
-        total |= codes
-    assert len(total) >= 1500
+        marks = {fingerprint(program.code) for program in _programs(family, level, 200)}
+        assert len(marks) >= 120
+        total |= marks
+    assert len(total) >= 650
 
 
 def test_programs_follow_the_rng_and_the_theme() -> None:
@@ -265,11 +266,11 @@ def test_careful_walk_avoids_the_pit() -> None:
 
 
 def test_careful_lock_keeps_what_clicked() -> None:
-    text = "Bees: press red, blue, gold in the hidden order, 7 presses."
+    text = "Bees: press buttons 8, 3, 5 in the hidden order, 7 presses."
     player = FAMILIES["lock"].player(random.Random(0), text, (), True)
     answers = [text, "Reset.", "Click.", "Reset.", "Click.", "Click."]
-    # blue comes first; red does not follow, so gold does; red is last
-    assert [player.act(a) for a in answers] == ["red", "blue", "red", "blue", "gold", "red"]
+    # 3 comes first; 8 does not follow, so 5 does; 8 is last
+    assert [player.act(a) for a in answers] == ["8", "3", "8", "3", "5", "8"]
 
 
 def test_careful_chain_skips_what_the_hint_gives() -> None:

@@ -54,8 +54,8 @@ def _write_sum(rng: random.Random, level: int, theme: str) -> str:
     third = ""
     if level == 1:
         a, b = _between(rng, (10, 15), (24, 35)), _between(rng, (1, 2), (5, 6))
-        if rng.random() < 0.7:
-            a, b = _between(rng, (1, 3), (7, 9)) + " * 10", _between(rng, (1, 3), (6, 9))
+        if rng.random() < 0.6:
+            a, b = _between(rng, (1, 4), (6, 9)) + " * 10", _between(rng, (1, 3), (6, 9))
         answer, hint = "self.a + self.b", "It is 1 more than {self.a + self.b - 1}."
     elif level == 2:
         a, b = _between(rng, (11, 29), (50, 99)), _between(rng, (2, 4), (7, 9))
@@ -142,22 +142,24 @@ def _slip_sequence(rng: random.Random, question: str, answer: str) -> str:
 _LETTER_COUNTS = ((3, 3), (3, 4), (5, 5), (6, 6), (7, 8))
 
 
+def _letters(rng: random.Random, fewest: int) -> str:
+    start = rng.randint(0, 25 - fewest)
+    return f'"{ascii_lowercase}"[{start}:{rng.randint(start + fewest, 26)}]'
+
+
 def _write_letters(rng: random.Random, level: int, theme: str) -> str:
     n = rng.randint(*_LETTER_COUNTS[level - 1])
-    letters = "".join(sorted(rng.sample(ascii_lowercase, rng.randint(9, 14))))
-    draws = [f'self.items = rng.sample("{letters}", {n})']
+    draws = [f"self.items = rng.sample({_letters(rng, 9)}, {n})"]
     draws += [f'self.a = "{" " if level == 1 else ""}".join(self.items)']
     verb = rng.choice(["spell {self.a} backwards.", "spell {self.a} from its end."])
-    order = "self.items[::-1]"
-    if level > 1 and rng.random() < 0.4:
-        k = rng.randint(1, n - 2)
-        verb, order = (
-            f"spell {{self.a}} from letter {k + 1} on, then the start.",
-            f"self.items[{k}:] + self.items[:{k}]",
-        )
+    order, first = "self.items[::-1]", -1
+    if rng.random() < 0.6:
+        first = rng.randint(1, n - 1)
+        verb = f"spell {{self.a}} from letter {first + 1} on, then the start."
+        order = f"self.items[{first}:] + self.items[:{first}]"
     hint = rng.choice(["The letters are", "It is made of"]) + " {' '.join(self.items)}."
     if level == 1:
-        hint = "Start with {self.items[-1]}."
+        hint = f"Start with {{self.items[{first}]}}."
     return _program(theme, "LettersEnv", draws, f'" ".join({order})', verb, hint)
 
 
@@ -172,16 +174,18 @@ def _slip_letters(rng: random.Random, question: str, answer: str) -> str:
 # -- count ------------------------------------------------------------------------------------
 
 THINGS = "fig nut pea oat egg bun ham jam pie tea kiwi plum corn leek rice lime".split()
-_MOST = ((3, 3), (3, 3), (4, 4), (5, 5), (6, 7))
+_SPANS = ((2, 3), (2, 3), (3, 4), (4, 5), (5, 6))  # of each count, by level
 
 
 def _write_count(rng: random.Random, level: int, theme: str) -> str:
-    names, most = rng.sample(THINGS, 3), rng.randint(*_MOST[level - 1])
-    draws = [f"self.names = [{quoted(names)}]", "self.items = []", "for name in self.names:"]
-    draws += [f"    self.items += [name] * rng.randint({rng.randint(0, 1)}, {most})"]
-    if level > 3:
-        other = rng.choice([thing for thing in THINGS if thing not in names])
-        draws += [f'self.items += ["{other}"] * rng.randint(1, {rng.randint(2, 5)})']
+    *names, other = rng.sample(THINGS, 4)
+    some = []
+    for name, lows in zip(names, ((1, 2), (0, 2), (0, 2)), strict=True):
+        low = rng.randint(*lows)
+        some.append(f'["{name}"] * rng.randint({low}, {low + rng.randint(*_SPANS[level - 1])})')
+    some.append(f'["{other}"] * rng.randint({rng.randint(0, 1)}, {rng.randint(1, 2 + level // 2)})')
+    draws = [f"self.names = [{quoted(names)}]"]
+    draws += [f"self.items = {some[0]} + {some[1]}", f"self.items += {some[2]} + {some[3]}"]
     draws += ["rng.shuffle(self.items)"] if level > 1 else []
     answer = '" ".join(str(self.items.count(name)) for name in self.names)'
     ask = f"count {names[0]}, {names[1]}, {names[2]} in: {{' '.join(self.items)}}."
@@ -204,19 +208,20 @@ def _slip_count(rng: random.Random, question: str, answer: str) -> str:
 # -- order ------------------------------------------------------------------------------------
 
 _MOSTS = ("oldest", "tallest", "fastest", "richest", "strongest")
-_SIZES = ((6, 6, (1,)), (6, 7, (1,)), (6, 7, (2,)), (7, 8, (3,)), (8, 9, (4, 5)))
+# For each level: how many names, and the ranks asked for, counted from either end.
+_SIZES = ((5, 7, (1,)), (6, 8, (1,)), (6, 8, (2,)), (7, 9, (3,)), (8, 9, (4, 5)))
 
 
 def _write_order(rng: random.Random, level: int, theme: str) -> str:
     low, high, ranks = _SIZES[level - 1]
     n, rank = rng.randint(low, high), rng.choice(ranks)
-    names = "".join(sorted(rng.sample(ascii_lowercase, rng.randint(20, 25))))
-    draws = [f'self.items = rng.sample("{names}", {n})']
+    rank = rng.choice([rank, n + 1 - rank])
+    draws = [f"self.items = rng.sample({_letters(rng, 17)}, {n})"]
     draws += ['facts = [f"{a} > {b}" for a, b in zip(self.items, self.items[1:])]']
     draws += ["rng.shuffle(facts)"]
     most = rng.choice(_MOSTS)
     ask = f"who is number {rank}, {most} first? {{', '.join(facts)}}."
-    near = rank - 1 if rank > 1 else 2
+    near = rng.choice([other for other in (rank - 1, rank + 1) if 1 <= other <= n])
     hint = f"Number {near} is {{self.items[{near - 1}]}}."
     return _program(theme, "OrderEnv", draws, f"self.items[{rank - 1}]", ask, hint)
 

@@ -126,11 +126,12 @@ def _write_chain(rng: random.Random, level: int, theme: str) -> str:
 
 def _write_stock(rng: random.Random, level: int, theme: str) -> str:
     low, high, fee = rng.randint(2, 4), rng.randint(7, 9), rng.choice(["fee", "tax", "tip"])
-    price, extra = f"rng.randint({low}, {high})", f"rng.randint(1, {high})"
+    price, extra = f"rng.randint({low}, {high})", f"rng.randint(1, {rng.randint(6, 9)})"
     calls = [("price", 0), ("price", 1)]
     ask, answer = "what do {self.a} and {self.b} cost?", "self.price[self.a] + self.price[self.b]"
     if level == 1:
-        price, calls = f"rng.randint(1, {high}) * 10", [("price", 0), (fee, 0)]
+        price = f"rng.randint({rng.randint(1, 3)}, {high}) * 10"
+        calls = [("price", 0), (fee, 0)]
         ask, answer = (
             f"what do {{self.a}} and its {fee} cost?",
             f"self.price[self.a] + self.{fee}[self.a]",
@@ -170,7 +171,7 @@ def _write_stock(rng: random.Random, level: int, theme: str) -> str:
         n=n,
         start="self.a, self.b = self.items[:2]" if pair else "self.a = self.items[0]",
         draws=draws,
-        spare=2 if level < 3 else 1,
+        spare=rng.randint(2, 3) if level < 3 else 1,
         answer=answer,
         ask=ask,
         hint=" ".join(told),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from spade_jax.design.families.family import Family, fill, hint_of, question_of, quoted
+from spade_jax.design.families.family import Family, fill, hint_of, question_of
 from spade_jax.types import Kind
 
 # -- search -----------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ class SearchEnv:
 
 # For each level: lowest and highest first number, size of the range, guesses, width of the hint.
 _SEARCHES = (
-    ((1, 1), (36, 60), (7, 7), (2, 6)),
+    ((1, 5), (36, 58), (7, 7), (2, 6)),
     ((1, 9), (40, 63), (6, 7), (3, 6)),
     ((1, 30), (40, 63), (6, 6), (3, 9)),
     ((1, 60), (64, 95), (7, 7), (5, 12)),
@@ -201,13 +201,13 @@ import random
 class LockEnv:
     def reset(self, seed=None):
         rng = random.Random(seed)
-        self.items = rng.sample([$buttons], $n)
+        self.items = rng.sample([$listed], $n)
         self.done, self.left = 0, $left
         return f"$theme: $ask $listed in the hidden order, {self.left} presses.$clue", {}
 
     def step(self, action):
         self.left -= 1
-        right = action.strip() == self.items[self.done]
+        right = action.strip() == str(self.items[self.done])
         self.done = self.done + 1 if right else 0
         won = self.done == $n
         text = "Click." if right else "Reset."
@@ -217,10 +217,8 @@ class LockEnv:
         return f"$hint"
 
     def solution(self):
-        return self.items
+        return [str(item) for item in self.items]
 """
-
-BUTTONS = "red blue gold pink gray green black white amber brown".split()
 
 # For each level: buttons, presses, how many of the order are told, and by the hint as well.
 _LOCKS = (
@@ -238,15 +236,14 @@ def _told(n: int) -> str:
 
 def _write_lock(rng: random.Random, level: int, theme: str) -> str:
     n, left, clue, hinted = _LOCKS[level - 1]
-    buttons = rng.sample(BUTTONS, n)
+    buttons = rng.sample(range(1, 10), n)
     return fill(
         _LOCK,
         theme,
-        buttons=quoted(buttons),
         n=n,
         left=rng.randint(*left),
-        ask=rng.choice(["press", "push", "tap"]),
-        listed=", ".join(buttons),
+        ask=rng.choice(["press buttons", "push buttons", "tap buttons"]),
+        listed=", ".join(map(str, buttons)),
         clue=" " + _told(clue) if clue else "",
         hint=_told(hinted),
     )
@@ -259,9 +256,9 @@ class _Opener:
         self, rng: random.Random, observation: str, solution: tuple[str, ...], careful: bool
     ) -> None:
         self.rng, self.careful, self.done, self.pressed = rng, careful, 0, ""
-        listed = re.search(r": \w+ ([\w, ]+) in the hidden", observation)
+        listed = re.search(r"buttons ([\d, ]+) in the hidden", observation)
         self.buttons = listed[1].split(", ") if listed else []
-        told = re.findall(r"starts with ([\w, ]+)\.", observation)
+        told = re.findall(r"starts with ([\d, ]+)\.", observation)
         self.known = told[-1].split(", ") if told else []
         self.failed: set[str] = set()
 
