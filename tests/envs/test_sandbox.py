@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -322,15 +323,19 @@ def test_forged_bytes_kill_the_instance(sandbox: Sandbox, statement: str) -> Non
 
 def test_speaking_without_being_asked(sandbox: Sandbox) -> None:
     code = game(
-        top="import os, threading, sys",
-        step="sys.settrace(None); os.write(3, bytes(9)) if action == 'now' else None",
+        top="import os, signal",
+        init="signal.signal(signal.SIGALRM, lambda *_: os.write(3, bytes(9)))",
+        step="signal.setitimer(signal.ITIMER_REAL, 0.01)",
     )
     loud, good = sandbox.open(code, Kind.GAME), sandbox.open(game(), Kind.GAME)
     sandbox.exchange([(loud, Reset(1)), (good, Reset(1))])
-    answers = sandbox.exchange([(loud, Step("now")), (good, Step("x"))])
-    assert answers[0].kind is FailureKind.PROTOCOL
-    assert answers[1] == StepResult(observation="got x")
-    sandbox.close_instances([loud, good])
+    assert ask(sandbox, loud, Step("now")) == StepResult(observation="got now")
+    limit = time.monotonic() + PATIENCE
+    while loud.failure is None and time.monotonic() < limit:
+        assert ask(sandbox, good, Step("x")) == StepResult(observation="got x")
+    assert ask(sandbox, loud, Step("x")).kind is FailureKind.PROTOCOL
+    assert "without being asked" in loud.failure.message
+    sandbox.close_instances([good])
 
 
 def test_a_long_action_that_is_never_read(hasty: Sandbox) -> None:
