@@ -187,8 +187,6 @@ RANGES: dict[str, Range] = {
     "learn.designer_delay": NOT_NEGATIVE,
     "learn.passes": COUNT,
     "learn.minibatches": COUNT,
-    "learn.row_tokens": COUNT,
-    "learn.rows": COUNT,
     "learn.clip_low": PART,
     "learn.clip_high": POSITIVE,
     "learn.importance_cap": NOT_NEGATIVE,
@@ -233,14 +231,24 @@ RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
         "({c.play.reply_tokens}) to hold a prompt too; raise play.context",
     ),
     (
-        lambda c: c.learn.row_tokens >= c.play.context,
-        "learn.row_tokens is {c.learn.row_tokens} but must hold an episode of play.context "
-        "({c.play.context}) tokens; raise learn.row_tokens or lower play.context",
+        lambda c: len(c.learn.row_tokens) == len(c.learn.rows) > 0,
+        "learn.row_tokens is {c.learn.row_tokens} and learn.rows is {c.learn.rows}, which must "
+        "name as many lengths as counts; correct one of them",
     ),
     (
-        lambda c: c.learn.row_tokens > c.design.max_tokens,
-        "learn.row_tokens is {c.learn.row_tokens} but must exceed design.max_tokens "
-        "({c.design.max_tokens}) to hold the prompt too; raise learn.row_tokens",
+        lambda c: all(n > 0 for n in (*c.learn.row_tokens, *c.learn.rows)),
+        "learn.row_tokens is {c.learn.row_tokens} and learn.rows is {c.learn.rows}, but each "
+        "must be positive; correct them",
+    ),
+    (
+        lambda c: max(c.learn.row_tokens) >= c.play.context,
+        "learn.row_tokens is {c.learn.row_tokens} but the longest must hold an episode of "
+        "play.context ({c.play.context}) tokens; raise it or lower play.context",
+    ),
+    (
+        lambda c: max(c.learn.row_tokens) > c.design.max_tokens,
+        "learn.row_tokens is {c.learn.row_tokens} but the longest must exceed design.max_tokens "
+        "({c.design.max_tokens}) to hold the prompt too; raise it",
     ),
     (
         lambda c: c.learn.minibatches <= c.design.num_envs * c.play.plays,

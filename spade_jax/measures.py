@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from spade_jax.evals.heldout import Item, by, mean, won
 from spade_jax.learn.regret import pool_regrets
@@ -23,10 +23,20 @@ from spade_jax.types import (
     Verdict,
 )
 
-if TYPE_CHECKING:
-    from spade_jax.train import Made
-
 Measured = dict[str, Value]
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What an iteration made, to be measured and written down."""
+
+    designs: Sequence[Design]
+    verdicts: Sequence[Verdict]
+    episodes: Sequence[Episode]
+    samples: Sequence[Sample]
+    rewards: Mapping[str, float]  # raw designer reward of the valid designs trained on, by id
+    learned: Mapping[str, Value]
+    tokens_sampled: int
 
 
 def of_iteration(made: Made, host: HostState) -> Measured:

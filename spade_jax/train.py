@@ -9,6 +9,7 @@ this file is its set-up, and the loop that saves, records and evaluates.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
 import random
@@ -32,6 +33,7 @@ from spade_jax.evals import heldout
 from spade_jax.learn import advantages, regret, trackers
 from spade_jax.learn.advantages import ScoredDesign
 from spade_jax.learn.step import LearnerState
+from spade_jax.measures import Made
 from spade_jax.metrics import MetricsWriter, Progress, Value
 from spade_jax.play.episodes import Job, play, play_seed
 from spade_jax.policy.conversation import Budget, Policy
@@ -55,19 +57,6 @@ from spade_jax.types import (
 )
 
 FLAGS = flags.FLAGS
-
-
-@dataclasses.dataclass(frozen=True)
-class Made:
-    """What an iteration made, to be measured and written down."""
-
-    designs: Sequence[Design]
-    verdicts: Sequence[Verdict]
-    episodes: Sequence[Episode]
-    samples: Sequence[Sample]
-    rewards: Mapping[str, float]  # raw designer reward of the valid designs trained on, by id
-    learned: Mapping[str, Value]
-    tokens_sampled: int
 
 
 # -- one iteration ----------------------------------------------------------------------------
@@ -413,7 +402,7 @@ def loop(
     with (
         Interruption() as interruption,
         MetricsWriter(workdir, step=first, tensorboard=c.log.tensorboard) as writer,
-        record.Environments(workdir, first) as environments,
+        contextlib.closing(record.Environments(workdir, first)) as environments,
         memory.Archive(workdir / "memory.jsonl", first) as archive,
         Progress(c.iterations, start=first) as progress,
     ):

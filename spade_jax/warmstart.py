@@ -243,6 +243,11 @@ def check(c: config_dict.ConfigDict) -> None:
             f"train.row_tokens {c.train.row_tokens} and train.rows {c.train.rows} must name as "
             "many lengths as counts; correct one of them"
         )
+    if not 0 <= c.train.warmup < c.train.steps:
+        raise configs.ConfigError(
+            f"train.warmup is {c.train.warmup} but must be below train.steps ({c.train.steps}); "
+            "lower it"
+        )
 
 
 def main() -> None:

@@ -1,0 +1,274 @@
+"""Names of the metrics, their record on disk, stage times, and the progress display."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import datetime
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import rich.console
+import rich.live
+import rich.table
+import tensorboardX
+
+from spade_jax import jsonl
+
+Value = float | int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """What a metric says, and its unit ("" for a plain number)."""
+
+    meaning: str
+    unit: str = ""
+
+
+# A part in <> stands for any one word: a stage, a reason, a family.
+METRICS: dict[str, Metric] = {
+    "step": Metric("iterations finished before this one; the line's place", "iterations"),
+    "agent/return_mean": Metric("mean return of the plain plays"),
+    "agent/return_hinted_mean": Metric("mean return of the hinted plays"),
+    "agent/success": Metric("share of plain plays with a return above 0.5", "share"),
+    "agent/turns_mean": Metric("mean length of the plain plays", "turns"),
+    "agent/reply_tokens_mean": Metric("mean length of the agent's replies", "tokens"),
+    "agent/entropy": Metric("mean entropy of the agent's sampled tokens", "nats"),
+    "agent/truncated_share": Metric("plain plays ended by a budget", "share"),
+    "agent/no_action_share": Metric("replies of plain plays that held no action", "share"),
+    "agent/zero_variance_share": Metric("environments whose plays all returned the same", "share"),
+    "agent/win_rate/<bin>": Metric("environments whose win rate falls into this tenth", "share"),
+    "play/failed_share": Metric("episodes of both arms whose environment broke", "share"),
+    "play/failed/<kind>": Metric("episodes broken in this way", "episodes"),
+    "play/hung_share": Metric("environments of the pool that hung in play", "share"),
+    "play/hint_leak_share": Metric("hinted plays whose hint held the answer", "share"),
+    "play/steps_per_s": Metric("environment steps", "1/s"),
+    "designer/regret_mean": Metric("mean hinted minus plain return over valid pairs, unfloored"),
+    "designer/regret_stderr": Metric("standard error of the mean regret over the pairs"),
+    "designer/regret_pairs": Metric("valid pairs of plays behind the regret", "pairs"),
+    "designer/valid_share": Metric("designs that validation accepted", "share"),
+    "designer/reject/<reason>": Metric("designs rejected for this reason", "share"),
+    "designer/truncated_share": Metric("designs cut off by the token budget", "share"),
+    "designer/duplicate_share": Metric("designs whose fingerprint was known", "share"),
+    "designer/fingerprints": Metric("different programs among this step's accepted designs"),
+    "designer/reply_tokens_mean": Metric("mean length of a design", "tokens"),
+    "designer/entropy": Metric("mean entropy of the designer's sampled tokens", "nats"),
+    "designer/reward_mean": Metric("mean raw reward of the valid designs trained on"),
+    "designer/masked": Metric("designs left out because their reward was negative", "designs"),
+    "designer/role_scale": Metric("weight of one designer sample"),
+    "learn/loss": Metric("mean policy-gradient loss over the iteration's updates"),
+    "learn/grad_norm": Metric("mean global norm of the gradient before clipping"),
+    "learn/kl": Metric("mean k3 estimate to the starting weights", "nats"),
+    "learn/clip_share": Metric("trained tokens whose ratio was clipped", "share"),
+    "learn/ratio_mean": Metric("mean of new over old probability of trained tokens"),
+    "learn/logprob_gap_mean": Metric("mean gap of sampler's and learner's log-prob", "nats"),
+    "learn/logprob_gap_max": Metric("largest gap of sampler's and learner's log-prob", "nats"),
+    "learn/sampler_kl": Metric("k3 estimate of sampler to learner", "nats"),
+    "learn/effective_sample_size": Metric("of the importance weights, over the tokens", "share"),
+    "learn/advantage_abs_mean": Metric("mean size of the samples' advantages"),
+    "learn/samples/<role>": Metric("sequences learnt from", "sequences"),
+    "learn/tokens": Metric("tokens trained on", "tokens"),
+    "learn/fill_share": Metric("places of the packed rows that hold a token", "share"),
+    "learn/updates": Metric("optimizer steps applied in this iteration", "steps"),
+    "learn/skipped_in_row": Metric("last updates in a row skipped for not being finite", "steps"),
+    "learn/approx_kl": Metric("mean k3 estimate from the old to the new policy", "nats"),
+    "tracker/<skill>/fast": Metric("fast exponential mean of the skill's return"),
+    "tracker/<skill>/slow": Metric("slow exponential mean of the skill's return"),
+    "sample/tokens": Metric("tokens sampled by both roles", "tokens"),
+    "sample/tokens_per_s": Metric("tokens sampled a second of sampling", "tokens/s"),
+    "evaluation/success": Metric("share of held-out instances won", "share"),
+    "evaluation/stderr": Metric("standard error of the held-out success", "share"),
+    "evaluation/<family>/success": Metric("the same, of this family", "share"),
+    "evaluation/level/<level>/success": Metric("the same, of this difficulty", "share"),
+    "memory/size": Metric("records remembered", "records"),
+    "corpus/position": Metric("documents drawn so far", "documents"),
+    "compiles": Metric("compilations so far", "compilations"),
+    "time/<stage>_s": Metric("time spent in this stage", "s"),
+}
+
+
+def describe(name: str) -> Metric:
+    """The entry of a metric; ValueError where the table has none."""
+    if name in METRICS:
+        return METRICS[name]
+    for pattern, metric in _PATTERNS:
+        if pattern.fullmatch(name):
+            return metric
+    raise ValueError(f"metric {name!r} is not in METRICS: add it there with meaning and unit")
+
+
+_PATTERNS = [
+    (re.compile(re.sub(r"<\w+>", r"[^/]+", name)), metric)
+    for name, metric in METRICS.items()
+    if "<" in name
+]
+
+
+class MetricsWriter:
+    """Writes `WORKDIR/metrics.jsonl`, one object an iteration, and TensorBoard events beside it.
+
+    The JSONL file is the truth. A run resumed at `step` cuts what was written of that iteration
+    and later ones, and tells TensorBoard to do so. None and floats that are not finite are null
+    in the file and left out of TensorBoard.
+    """
+
+    def __init__(self, workdir: str | os.PathLike[str], *, step: int, tensorboard: bool) -> None:
+        self._lines = jsonl.JsonLines(Path(workdir) / "metrics.jsonl", "step", step)
+        self._events = None
+        if tensorboard:
+            self._events = tensorboardX.SummaryWriter(
+                str(Path(workdir) / "tensorboard"), purge_step=step if step > 0 else None
+            )
+
+    def write(self, step: int, values: Mapping[str, Value]) -> None:
+        """Record one iteration; scalars of numpy and jax are taken too."""
+        for name in values:
+            describe(name)
+        plain = {name: _plain(value) for name, value in values.items()}
+        self._lines.append([{"step": step, **plain}])
+        if self._events is not None:
+            for name, value in plain.items():
+                if value is not None:
+                    self._events.add_scalar(name, value, step)
+            self._events.flush()
+
+    def close(self) -> None:
+        self._lines.close()
+        if self._events is not None:
+            self._events.close()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Value]]:
+    """The lines of `WORKDIR/metrics.jsonl`, by step."""
+    return list(jsonl.read(Path(workdir) / "metrics.jsonl"))
+
+
+class Timer:
+    """Adds up the time spent in each stage of an iteration."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._seconds: dict[str, float] = collections.defaultdict(float)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the body as time of this stage; a stage entered again goes on adding."""
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self._seconds[name] += self._clock() - start
+
+    def take(self) -> dict[str, float]:
+        """`time/<stage>_s` of all stages since the last call."""
+        taken = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
+        self._seconds.clear()
+        return taken
+
+
+class Progress:
+    """Shows how the run goes: a live table on a terminal, else one plain line an iteration."""
+
+    def __init__(
+        self,
+        iterations: int,
+        *,
+        start: int = 0,
+        console: rich.console.Console | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._iterations = iterations
+        self._console = console or rich.console.Console(highlight=False)
+        self._clock = clock
+        self._marks = collections.deque([(start, clock())], maxlen=_TIME_WINDOW + 1)
+        self._rows: collections.deque[list[str]] = collections.deque(maxlen=_ROWS_SHOWN)
+        self._live: rich.live.Live | None = None
+        if self._console.is_terminal:
+            self._live = rich.live.Live(console=self._console, auto_refresh=False)
+
+    def update(self, step: int, values: Mapping[str, Value]) -> None:
+        """Show the iteration `step` (from 0) that has just finished."""
+        done = step + 1
+        self._marks.append((done, self._clock()))
+        row = [f"{done}/{self._iterations}"]
+        row += [shape(_plain(values.get(name))) for _, name, shape in _COLUMNS]
+        row.append(self._time_left(done))
+        if self._live is None:
+            names = ["iteration", *(title for title, *_ in _COLUMNS), "left"]
+            line = "  ".join(f"{name} {cell}" for name, cell in zip(names, row, strict=True))
+            self._console.print(line, soft_wrap=True)
+        else:
+            self._rows.append(row)
+            self._live.update(self._table(), refresh=True)
+
+    def _time_left(self, done: int) -> str:
+        """From the mean duration of the last iterations."""
+        (first, began), (last, now) = self._marks[0], self._marks[-1]
+        if last == first:
+            return "-"
+        seconds = (now - began) / (last - first) * (self._iterations - done)
+        return str(datetime.timedelta(seconds=round(seconds)))
+
+    def _table(self) -> rich.table.Table:
+        table = rich.table.Table(box=None)
+        for title in ("iteration", *(title for title, *_ in _COLUMNS), "left"):
+            table.add_column(title, justify="right")
+        for row in self._rows:
+            table.add_row(*row)
+        return table
+
+    def __enter__(self) -> Progress:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+_TIME_WINDOW = 20  # iterations the time left is judged by
+_ROWS_SHOWN = 10
+
+
+def _share(value: Value) -> str:
+    return "-" if value is None else f"{100 * value:.1f}%"
+
+
+def _signed(value: Value) -> str:
+    return "-" if value is None else f"{value:+.3f}"
+
+
+def _count(value: Value) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+_COLUMNS: tuple[tuple[str, str, Callable[[Value], str]], ...] = (
+    ("success", "agent/success", _share),
+    ("regret", "designer/regret_mean", _signed),
+    ("valid", "designer/valid_share", _share),
+    ("tokens/s", "sample/tokens_per_s", _count),
+)
+
+
+def _plain(value: object) -> Value:
+    """An int, a finite float, or None."""
+    if value is None:
+        return None
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, int):
+        return int(value)
+    return float(value) if math.isfinite(value) else None
