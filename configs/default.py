@@ -45,6 +45,7 @@ def get_config() -> config_dict.ConfigDict:
     c.design.prompts = "games"  # set of prompt texts in spade_jax/design/prompts
     c.design.num_envs = 24  # designs per regeneration
     c.design.regenerate_every = 4  # iterations an epoch of environments is played
+    c.design.fixed_pool = 0  # bundled environments in place of the designer's; 0: it designs
     c.design.max_tokens = 16384  # of one design
     c.design.temperature = 0.6
 

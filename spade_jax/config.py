@@ -154,6 +154,7 @@ RANGES: dict[str, Range] = {
     "memory.code_characters": COUNT,
     "design.num_envs": COUNT,
     "design.regenerate_every": COUNT,
+    "design.fixed_pool": NOT_NEGATIVE,
     "design.max_tokens": COUNT,
     "design.temperature": POSITIVE,
     "validation.seeds": COUNT,
@@ -224,6 +225,11 @@ RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
         lambda c: c.skills_per_epoch <= len(c.skills),
         "skills_per_epoch is {c.skills_per_epoch} but only {n_skills} skills are listed; lower it "
         "or extend skills",
+    ),
+    (
+        lambda c: not 0 < c.design.fixed_pool < c.design.num_envs,
+        "design.fixed_pool is {c.design.fixed_pool} but must hold design.num_envs = "
+        "{c.design.num_envs} environments; raise it, or set 0 to let the designer write them",
     ),
     (
         lambda c: c.play.context > c.play.reply_tokens,

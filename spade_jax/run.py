@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from ml_collections import config_dict
 
 from spade_jax.design.corpus import Corpus
+from spade_jax.design.fixed_pool import bundled_pool
 from spade_jax.envs.sandbox import Sandbox
 from spade_jax.learn import step
 from spade_jax.learn.learner import Learner, Settings
@@ -22,7 +23,7 @@ from spade_jax.policy import hub
 from spade_jax.policy.conversation import Budget, Policy
 from spade_jax.policy.model import ModelConfig, count
 from spade_jax.policy.tokenizer import ChatTokenizer
-from spade_jax.types import Role, UsageError
+from spade_jax.types import Environment, Role, UsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Run:
     model: ModelConfig
     tokenizer: ChatTokenizer
     corpus: Corpus | None
+    fixed_pool: list[Environment]  # empty where the designer writes the environments
     sandbox: Sandbox
     learner: Learner
     timer: Timer
@@ -78,7 +80,11 @@ def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
         learner = Learner(
             model, hyper(c), tx, settings(c), jax.tree.map(jnp.copy, params) if c.learn.kl else None
         )
-        run = Run(c, model, tokenizer, corpus, sandbox, learner, Timer())
+        pool = []
+        if c.design.fixed_pool:
+            themes = corpus or Corpus("", seed=c.corpus.seed, max_words=c.corpus.max_words)
+            pool = bundled_pool(c.seed, c.design.fixed_pool, c.skills, themes)
+        run = Run(c, model, tokenizer, corpus, pool, sandbox, learner, Timer())
         yield run, step.create(params, tx)
 
 

@@ -26,7 +26,7 @@ from spade_jax import config as configs
 from spade_jax import measures, record, summary
 from spade_jax import run as run_setup
 from spade_jax.checkpoint import Checkpoints
-from spade_jax.design import designer, memory, skills
+from spade_jax.design import designer, fixed_pool, memory, skills
 from spade_jax.design.corpus import Corpus
 from spade_jax.envs import validation
 from spade_jax.evals import heldout
@@ -66,7 +66,9 @@ def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerStat
     """One iteration of the method on both states."""
     c, policy, stage = run.config, run.policy(state), run.timer.stage
     earlier, designs, verdicts = host.pool, [], []
-    if host.iteration % c.design.regenerate_every == 0:
+    if host.iteration % c.design.regenerate_every == 0 and run.fixed_pool:
+        host = open_fixed_epoch(run, host)
+    elif host.iteration % c.design.regenerate_every == 0:
         with stage("design"):
             tasks = draw_tasks(run, host)
             designs = write_designs(run, policy, tasks)
@@ -174,6 +176,14 @@ def open_epoch(
         fingerprints=(*host.fingerprints, *marks),
         corpus_position=host.corpus_position + documents,
     )
+
+
+def open_fixed_epoch(run: Run, host: HostState) -> HostState:
+    """A new pool out of the fixed one, where that stands in for the designer."""
+    c = run.config
+    epoch = host.iteration // c.design.regenerate_every
+    drawn = fixed_pool.draw(run.fixed_pool, c.design.num_envs, epoch, c.seed)
+    return dataclasses.replace(host, pool=tuple(PoolEntry(environment=e) for e in drawn))
 
 
 def play_pool(run: Run, policy: Policy, host: HostState) -> list[Episode]:

@@ -12,10 +12,9 @@ import random
 from collections.abc import Callable, Sequence
 
 from spade_jax.design.corpus import Corpus
-from spade_jax.design.families import FAMILIES, LEVELS, sample_program
+from spade_jax.design.families import FAMILIES, LEVELS, sample_program, theme_of
 from spade_jax.envs.sandbox import Sandbox
 from spade_jax.play.episodes import Job, Rules, play, play_seed
-from spade_jax.play.lessons import theme_of
 from spade_jax.policy.conversation import Speaker
 from spade_jax.types import Arm, Environment, Episode
 

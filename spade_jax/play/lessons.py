@@ -15,7 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from spade_jax.design import prompts
 from spade_jax.design.corpus import Corpus
-from spade_jax.design.families import FAMILIES, LEVELS, Player, Program, sample_program
+from spade_jax.design.families import (
+    FAMILIES,
+    LEVELS,
+    Player,
+    Program,
+    sample_program,
+    theme_of,
+)
 from spade_jax.envs import fingerprint
 from spade_jax.envs.sandbox import Reset, Sandbox, Solution
 from spade_jax.play.episodes import Job, Rules, play
@@ -48,11 +55,6 @@ class Lesson:
     role: str
     family: str
     level: int
-
-
-def theme_of(text: str) -> str:
-    """The title of a document: its words before the first full stop."""
-    return text.split(".", 1)[0].strip()
 
 
 def draw_program(seed: int, number: int, corpus: Corpus) -> tuple[Program, str]:
