@@ -14,6 +14,7 @@ from ml_collections import config_dict
 from spade_jax.design.corpus import Corpus
 from spade_jax.design.fixed_pool import bundled_pool
 from spade_jax.envs.sandbox import Sandbox
+from spade_jax.evals.heldout import Item, held_out_set
 from spade_jax.learn import step
 from spade_jax.learn.learner import Learner, Settings
 from spade_jax.learn.step import LearnerState
@@ -82,8 +83,7 @@ def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
         )
         pool = []
         if c.design.fixed_pool:
-            themes = corpus or Corpus("", seed=c.corpus.seed, max_words=c.corpus.max_words)
-            pool = bundled_pool(c.seed, c.design.fixed_pool, c.skills, themes)
+            pool = bundled_pool(c.seed, c.design.fixed_pool, c.skills, bundled_corpus(c))
         run = Run(c, model, tokenizer, corpus, pool, sandbox, learner, Timer())
         yield run, step.create(params, tx)
 
@@ -127,6 +127,17 @@ def check_sizes(c: config_dict.ConfigDict, model: ModelConfig) -> None:
                 f"{field} is {tokens} but the model has {model.max_positions} positions; lower "
                 f"--config.{field} or take a model of longer context"
             )
+
+
+def bundled_corpus(c: config_dict.ConfigDict) -> Corpus:
+    """The documents shipped with the package."""
+    return Corpus("", seed=c.corpus.seed, max_words=c.corpus.max_words)
+
+
+def held_out(run: Run) -> tuple[Item, ...]:
+    """The held-out set of the config; it is about the bundled documents, whatever the corpus."""
+    c = run.config
+    return held_out_set(c.evaluation.seed, c.evaluation.per_level, bundled_corpus(c))
 
 
 def play_rules(c: config_dict.ConfigDict) -> Rules:

@@ -27,7 +27,6 @@ from spade_jax import measures, record, summary
 from spade_jax import run as run_setup
 from spade_jax.checkpoint import Checkpoints
 from spade_jax.design import designer, fixed_pool, memory, skills
-from spade_jax.design.corpus import Corpus
 from spade_jax.envs import validation
 from spade_jax.evals import heldout
 from spade_jax.learn import advantages, regret, trackers
@@ -368,8 +367,7 @@ class Interruption:
 def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Mapping[str, Value]:
     """Play the held-out set with these weights and write down each outcome."""
     c = run.config
-    corpus = run.corpus or Corpus("", seed=c.corpus.seed, max_words=c.corpus.max_words)
-    items = heldout.held_out_set(c.evaluation.seed, c.evaluation.per_level, corpus)
+    items = run_setup.held_out(run)
     with run.timer.stage("evaluate"):
         episodes = heldout.play_held_out(
             run.policy(state),
