@@ -41,7 +41,8 @@ def main() -> None:
     cells = heldout.by(lambda item: (item.family, item.level), items, episodes)
     for family in dict.fromkeys(item.family for item in items):
         groups = [[won(e) for e in cells[family, level]] for level in LEVELS]
-        rates = [heldout.mean(g).value for g in [*groups, sum(groups, [])]]
+        groups.append([outcome for group in groups for outcome in group])
+        rates = [heldout.mean(group).value for group in groups]
         print(f"{family:<12}" + "".join(f"{rate:>10.0%}" for rate in rates))
     print(f"{time.monotonic() - began:.0f} s")
 
