@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_dict, config_flags
 
 from spade_jax import config as configs
@@ -39,6 +39,8 @@ def run_program(
             sys.exit(0)
 
     def run(argv: Sequence[str]) -> int | None:
+        if not flags.FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)  # orbax and jax are talkative otherwise
         try:
             return main()
         except UsageError as error:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 import optax
-from absl import flags, logging
+from absl import flags
 from ml_collections import config_dict
 
 from spade_jax import config as configs
@@ -74,7 +74,8 @@ def make_lessons(c: config_dict.ConfigDict, path: pathlib.Path) -> None:
                 episodes=c.data.episodes,
             ):
                 write(lesson)
-            logging.info("played lessons in %d of %d programs", start + chunk, len(programs))
+            done = min(start + chunk, len(programs))
+            print(f"played lessons in {done} of {len(programs)} programs", flush=True)
     marks = sorted({fingerprint.fingerprint(p.code) for p in programs})
     (path.parent / PROGRAMS_FILE).write_text("\n".join(marks) + "\n")
     draft.replace(path)
