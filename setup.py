@@ -22,6 +22,7 @@ setup(
     install_requires=[
         "absl-py>=2.4",
         "flax>=0.12",
+        "grain>=0.2.13",
         "jax>=0.10",
         "jinja2>=3.1",
         "matplotlib>=3.10",
@@ -34,7 +35,6 @@ setup(
         "safetensors>=0.7",
         "tensorboardX>=2.6.4",
         "tokenizers>=0.22",
-        "transformers>=5.0",
     ],
     extras_require={
         "tpu": ["jax[tpu]>=0.10"],
@@ -46,6 +46,7 @@ setup(
             "pytest>=9.0",
             "ruff>=0.15",
             "torch>=2.13",
+            "transformers>=5.0",
         ],
         "colab": ["ipykernel>=7.0"],
     },

@@ -121,13 +121,18 @@ def _with_tuples(value: object) -> object:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Allowed numbers: from `low` (excluded where `above`) up to `high`, finite."""
+    """Allowed numbers: from `low` (excluded where `above`) up to `high`, finite.
+
+    In a tuple each number must be one of them.
+    """
 
     low: float
     high: float = math.inf
     above: bool = False
 
-    def __contains__(self, value: float) -> bool:
+    def __contains__(self, value: object) -> bool:
+        if not isinstance(value, int | float):
+            return False
         after_low = value > self.low if self.above else value >= self.low
         return math.isfinite(value) and after_low and value <= self.high
 
@@ -188,6 +193,8 @@ RANGES: dict[str, Range] = {
     "learn.designer_delay": NOT_NEGATIVE,
     "learn.passes": COUNT,
     "learn.minibatches": COUNT,
+    "learn.row_tokens": COUNT,
+    "learn.rows": COUNT,
     "learn.clip_low": PART,
     "learn.clip_high": POSITIVE,
     "learn.importance_cap": NOT_NEGATIVE,
@@ -237,14 +244,9 @@ RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
         "({c.play.reply_tokens}) to hold a prompt too; raise play.context",
     ),
     (
-        lambda c: len(c.learn.row_tokens) == len(c.learn.rows) > 0,
+        lambda c: len(c.learn.row_tokens) == len(c.learn.rows),
         "learn.row_tokens is {c.learn.row_tokens} and learn.rows is {c.learn.rows}, which must "
         "name as many lengths as counts; correct one of them",
-    ),
-    (
-        lambda c: all(n > 0 for n in (*c.learn.row_tokens, *c.learn.rows)),
-        "learn.row_tokens is {c.learn.row_tokens} and learn.rows is {c.learn.rows}, but each "
-        "must be positive; correct them",
     ),
     (
         lambda c: max(c.learn.row_tokens) >= c.play.context,
@@ -308,10 +310,10 @@ def check(config: config_dict.ConfigDict) -> None:
                 f"{field} is {values[field]!r}{near}; choose one of {', '.join(allowed)}"
             )
     for field, allowed in RANGES.items():
-        if values[field] not in allowed:
-            raise ConfigError(
-                f"{field} is {values[field]} but must be {allowed}; set --config.{field}"
-            )
+        value = values[field]
+        numbers = value if isinstance(value, tuple) else (value,)
+        if not numbers or any(number not in allowed for number in numbers):
+            raise ConfigError(f"{field} is {value} but must be {allowed}; set --config.{field}")
     _check_skills(config.skills)
     n_skills, n_plays = len(config.skills), config.design.num_envs * config.play.plays
     for holds, sentence in RULES:

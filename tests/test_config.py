@@ -113,12 +113,8 @@ def test_broken_config_files(tmp_path: Path, source: str, message: str) -> None:
 
 
 def test_every_number_has_a_range(default: config_dict.ConfigDict) -> None:
-    numbers = {
-        field
-        for field, value in configs.flatten(default).items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-    assert numbers == set(configs.RANGES)
+    numbers = {f for f, v in configs.flatten(default).items() if type(v) in (int, float, tuple)}
+    assert numbers - {"skills"} == set(configs.RANGES)
 
 
 def test_every_text_is_a_path_or_a_choice(default: config_dict.ConfigDict) -> None:
@@ -146,7 +142,12 @@ def test_every_text_is_a_path_or_a_choice(default: config_dict.ConfigDict) -> No
         ("skills", ("Optimization",) * 3, "lists 'Optimization' twice"),
         ("skills_per_epoch", 7, "skills_per_epoch is 7 but only 6 skills are listed"),
         ("play.context", 8192, r"must exceed play.reply_tokens \(8192\)"),
-        ("learn.row_tokens", 32767, r"hold an episode of play.context \(32768\)"),
+        ("learn.row_tokens", (8192, 32767), r"hold an episode of play.context \(32768\)"),
+        ("learn.row_tokens", (8192, 0), r"learn.row_tokens is \(8192, 0\) but must be at least 1"),
+        ("learn.row_tokens", (32768,), "which must name as many lengths as counts"),
+        ("learn.rows", (), r"learn.rows is \(\) but must be at least 1"),
+        ("learn.rows", ("4", "1"), "learn.rows is .* but must be at least 1"),
+        ("design.fixed_pool", 23, "design.num_envs = 24"),
         ("design.max_tokens", 32768, r"must exceed design.max_tokens \(32768\)"),
         ("learn.minibatches", 193, "only design.num_envs \\* play.plays = 192 episodes"),
         ("learn.designer_delay", 5, "for design.regenerate_every = 4 iterations only"),
