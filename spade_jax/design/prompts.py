@@ -67,7 +67,8 @@ def agent_messages(
 def next_messages(kind: types.Kind, observation: str, set_name: str) -> tuple[types.Message, ...]:
     """What the agent reads after an action: the environment's answer."""
     rendered = _templates(set_name).get_template("next_user.txt")
-    return (types.Message(role="user", content=rendered.render(kind=kind, observation=observation)),)
+    content = rendered.render(kind=kind, observation=observation)
+    return (types.Message(role="user", content=content),)
 
 
 def no_action(kind: types.Kind, set_name: str) -> str:
