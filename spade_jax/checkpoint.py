@@ -34,7 +34,10 @@ class Checkpoints:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._not_written(error) from error
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep,
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+        )
         handlers = {"learner": ocp.StandardCheckpointHandler(), "host": ocp.JsonCheckpointHandler()}
         self._manager = ocp.CheckpointManager(
             self.directory, options=options, item_handlers=handlers

@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Container, Mapping, Sequence
 
 from spade_jax.evals.heldout import Item, by, mean, won
 from spade_jax.learn.regret import pool_regrets
@@ -25,6 +26,8 @@ from spade_jax.types import (
 
 Measured = dict[str, Value]
 
+_CLASS = re.compile(r"\bclass (\w+Env)\b")
+
 
 @dataclasses.dataclass(frozen=True)
 class Made:
@@ -39,8 +42,11 @@ class Made:
     tokens_sampled: int
 
 
-def of_iteration(made: Made, host: HostState) -> Measured:
-    """Everything but times; `host` is the state after the iteration."""
+def of_iteration(made: Made, host: HostState, training: Container[str]) -> Measured:
+    """Everything but times; `host` is the state after the iteration.
+
+    `training` holds fingerprints of the programs the model was warm-started on.
+    """
     seconds = {
         "corpus/position": host.corpus_position,
         "memory/size": len(host.memory),
@@ -49,7 +55,7 @@ def of_iteration(made: Made, host: HostState) -> Measured:
     rewards = list(made.rewards.values())
     return {
         **of_play(made.episodes, host.pool),
-        **of_designs(made.designs, made.verdicts),
+        **of_designs(made.designs, made.verdicts, training),
         **of_samples(made.samples),
         **made.learned,
         **({"designer/reward_mean": _mean(rewards)} if rewards else {}),
@@ -92,17 +98,21 @@ def of_play(episodes: Sequence[Episode], pool: Sequence[PoolEntry]) -> Measured:
     return measured
 
 
-def of_designs(designs: Sequence[Design], verdicts: Sequence[Verdict]) -> Measured:
+def of_designs(
+    designs: Sequence[Design], verdicts: Sequence[Verdict], training: Container[str]
+) -> Measured:
     """How the designs of a regeneration fared; nothing in other iterations."""
     if not designs:
         return {}
     n = len(designs)
     rejected = collections.Counter(v.reason for v in verdicts if not v.accepted)
     accepted = [v.fingerprint for v in verdicts if v.accepted]
+    programs = [d for d, v in zip(designs, verdicts, strict=True) if v.accepted]
     return {
         "designer/valid_share": len(accepted) / n,
         "designer/duplicate_share": rejected[Reason.NEW] / n,
-        "designer/fingerprints": len(set(accepted)),
+        "designer/new_share": _mean([mark not in training for mark in accepted]),
+        "designer/class_names": len({_CLASS.findall(d.code)[-1] for d in programs}),
         "designer/truncated_share": sum(d.stop is StopReason.LENGTH for d in designs) / n,
         "designer/reply_tokens_mean": sum(sum(d.record.action) for d in designs) / n,
         **{f"designer/reject/{reason}": count / n for reason, count in rejected.items()},

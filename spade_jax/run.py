@@ -36,6 +36,7 @@ class Run:
     tokenizer: ChatTokenizer
     corpus: Corpus | None
     fixed_pool: list[Environment]  # empty where the designer writes the environments
+    training: frozenset[str]  # fingerprints of the programs the model was warm-started on
     sandbox: Sandbox
     learner: Learner
     timer: Timer
@@ -84,7 +85,9 @@ def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
         pool = []
         if c.design.fixed_pool:
             pool = bundled_pool(c.seed, c.design.fixed_pool, c.skills, bundled_corpus(c))
-        run = Run(c, model, tokenizer, corpus, pool, sandbox, learner, Timer())
+        known = folder / hub.PROGRAMS_FILE
+        training = frozenset(known.read_text().split() if known.exists() else ())
+        run = Run(c, model, tokenizer, corpus, pool, training, sandbox, learner, Timer())
         yield run, step.create(params, tx)
 
 

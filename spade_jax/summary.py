@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import matplotlib.axes
 import matplotlib.figure
 from ml_collections import config_dict
 
@@ -41,7 +42,8 @@ def table(evaluations: dict[int, list[Outcome]], metrics: Lines) -> str:
     for title, key in (("family", lambda o: o.family), ("level", lambda o: o.level)):
         lines.append(f"by {title}")
         for name, part in _parts(before, after, key).items():
-            share = part.gain.value * part.gain.n / (overall.gain.value * overall.gain.n or math.inf)
+            whole = overall.gain.value * overall.gain.n
+            share = part.gain.value * part.gain.n / whole if whole else math.nan
             lines.append(_row(str(name), part, share))
     regret = regret_of(metrics)
     if regret.mean is not None and regret.stderr is not None:
@@ -52,10 +54,12 @@ def table(evaluations: dict[int, list[Outcome]], metrics: Lines) -> str:
         )
     designed = [line for line in metrics if line.get("designer/valid_share") is not None]
     if designed:
-        lines.append(
-            f"valid designs: {designed[0]['designer/valid_share']:.0%} at the first regeneration, "
-            f"{designed[-1]['designer/valid_share']:.0%} at the last"
-        )
+        for place, line in (("first", designed[0]), ("last", designed[-1])):
+            new = line["designer/new_share"]
+            lines.append(
+                f"designs at the {place} regeneration: {line['designer/valid_share']:.0%} valid, "
+                f"{new or 0.0:.0%} of these new, {line['designer/class_names']} class names"
+            )
     return "\n".join(lines)
 
 

@@ -420,7 +420,7 @@ def loop(
             iteration = host.iteration
             with run.timer.stage("iteration"):
                 state, host, made = iterate(run, state, host)
-            measured = measures.of_iteration(made, host)
+            measured = measures.of_iteration(made, host, run.training)
             check_health(c, host, workdir)
             environments.write(made.designs, made.verdicts)
             record.write_episodes(workdir, iteration, made.episodes, c.log.episodes)

@@ -40,8 +40,6 @@ from spade_jax.types import HostState, Message, Role, TokenRecord, UsageError
 
 FLAGS = flags.FLAGS
 
-PROGRAMS_FILE = "training_programs.txt"  # fingerprints of the programs learned from
-
 
 def make_lessons(c: config_dict.ConfigDict, path: pathlib.Path) -> None:
     """Write the bundled lessons as JSONL, in one rename."""
@@ -77,7 +75,7 @@ def make_lessons(c: config_dict.ConfigDict, path: pathlib.Path) -> None:
             done = min(start + chunk, len(programs))
             print(f"played lessons in {done} of {len(programs)} programs", flush=True)
     marks = sorted({fingerprint.fingerprint(p.code) for p in programs})
-    (path.parent / PROGRAMS_FILE).write_text("\n".join(marks) + "\n")
+    (path.parent / hub.PROGRAMS_FILE).write_text("\n".join(marks) + "\n")
     draft.replace(path)
 
 
@@ -208,7 +206,7 @@ def train(
 def evaluate(c: config_dict.ConfigDict, policy: Policy, workdir: pathlib.Path) -> str:
     """The table of designs and of play, also written to WORKDIR/table.txt."""
     corpus = Corpus("", seed=c.seed + 1, max_words=c.data.max_words)
-    training = set((workdir / PROGRAMS_FILE).read_text().split())
+    training = set((workdir / hub.PROGRAMS_FILE).read_text().split())
     with Sandbox() as sandbox:
         table, _, _ = warmstart_table.measure_designs(
             policy,
@@ -275,7 +273,7 @@ def main() -> None:
     params = train(c, records, config, params, workdir)
     hub.save(folder, config, params, eos_id=chat.end_id, pad_id=chat.pad_id)
     if not c.data.path:
-        (folder / PROGRAMS_FILE).write_text((workdir / PROGRAMS_FILE).read_text())
+        (folder / hub.PROGRAMS_FILE).write_text((workdir / hub.PROGRAMS_FILE).read_text())
         policy = Policy(params, config, chat, compute_dtype=c.model.compute_dtype)
         print(evaluate(c, policy, workdir))
     print(f"wrote {folder} after {(time.monotonic() - began) / 60:.1f} minutes")

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from spade_jax.policy import model
 from spade_jax.policy.model import ModelConfig, Parameter, Params
 
+PROGRAMS_FILE = "training_programs.txt"  # fingerprints of the programs a model learned from
 BUNDLED = pathlib.Path(__file__).parent.parent / "assets" / "tiny"
 
 
