@@ -79,7 +79,7 @@ class ChatTokenizer:
 
     def message(self, message: Message) -> tuple[int, ...]:
         """Ids of a whole message, the line end after it included."""
-        text = self.encode(f"{message.role}\n") + self.encode(message.content)
+        text = self.encode(f"{message.role}\n{message.content}")
         return (self.start_id, *text, self.end_id, *self.encode("\n"))
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ import pytest
 from spade_jax.policy.tokenizer import ChatTokenizer, save_tokenizer, train_tokenizer
 
 TEXTS = (
-    "What is the sum of the numbers? The answer is the sum.",
-    "def step(self, action):\n    return self.answer\n",
+    "What is the sum of the numbers? The answer is the sum.\n\n",
+    "def step(self, action):\n    return self.answer\n\n\n\n",
 )
 
 

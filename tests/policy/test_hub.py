@@ -1,0 +1,161 @@
+"""Hugging Face folders: bitwise there and back, read by transformers, one sentence per mistake."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from spade_jax.policy import hub, model
+from spade_jax.policy.model import ModelConfig
+from tests.policy.small import SMALL, UNTIED, random_params
+
+BOTH = pytest.mark.parametrize("c", [SMALL, UNTIED], ids=["tied", "untied"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A saved model, there to be damaged."""
+    hub.save(tmp_path / "m", SMALL, random_params(SMALL), eos_id=1, pad_id=0)
+    return tmp_path / "m"
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    """Set fields of config.json; None removes one."""
+    file = folder / "config.json"
+    raw = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+@BOTH
+def test_saving_and_loading_is_bitwise(tmp_path: Path, c: ModelConfig) -> None:
+    params = random_params(c)
+    hub.save(tmp_path, c, params, eos_id=1, pad_id=0)
+    read, loaded = hub.load(tmp_path)
+    assert read == c
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(loaded)} == {jnp.dtype("float32")}
+    hub.save(tmp_path / "again", read, loaded, eos_id=1, pad_id=0)
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+@BOTH
+def test_transformers_opens_the_folder(tmp_path: Path, c: ModelConfig) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    params = random_params(c)
+    hub.save(tmp_path, c, params, eos_id=1, pad_id=0)
+    reference, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, output_loading_info=True, dtype=torch.float32
+    )
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    tokens = np.random.default_rng(0).integers(0, c.vocab, (1, 12))
+    with torch.no_grad():
+        expected = reference(torch.tensor(tokens)).logits.numpy()[0]
+
+    @jax.jit
+    def logits(tokens: jax.Array) -> jax.Array:
+        positions = jnp.arange(12)[None]
+        x = model.hidden(params, tokens, positions, jnp.ones_like(tokens), c)
+        return model.logits(params, x[0], c)
+
+    np.testing.assert_allclose(logits(tokens), expected, atol=2e-4)
+
+
+def test_shards_are_read_together(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    for i in range(2):
+        save_file({n: tensors[n] for n in names[i::2]}, folder / f"model-{i}.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, hub.load(folder)[1], random_params(SMALL))
+
+
+def test_half_precision_becomes_float32(folder: Path) -> None:
+    change_tensors(folder, lambda t: t.update({k: v.astype(np.float16) for k, v in t.items()}))
+    embed = hub.load(folder)[1]["embed"]
+    assert embed.dtype == jnp.float32
+    expected = np.asarray(random_params(SMALL)["embed"]).astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(embed, expected)
+
+
+def test_the_rotary_base_is_read_from_both_places(folder: Path) -> None:
+    change_config(folder, rope_theta=None, rope_parameters={"rope_theta": 500.0})
+    assert hub.read_config(folder).rope_theta == 500.0
+    change_config(folder, rope_parameters=None)
+    with pytest.raises(ValueError, match="has no rope_theta; add the model's rotary base"):
+        hub.read_config(folder)
+
+
+def test_the_head_size_may_be_left_out(folder: Path) -> None:
+    change_config(folder, head_dim=None)
+    assert hub.read_config(folder).head_size == 8  # 32 / 4
+
+
+def test_a_folder_without_config(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"config.json is missing; point model.path at"):
+        hub.load(tmp_path)
+
+
+def test_a_folder_without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no .safetensors file; put the model's"):
+        hub.load(folder)
+
+
+def test_another_architecture(folder: Path) -> None:
+    change_config(folder, model_type="llama")
+    with pytest.raises(ValueError, match="says model_type 'llama'; only 'qwen3' is supported"):
+        hub.load(folder)
+
+
+def test_a_missing_tensor(folder: Path) -> None:
+    change_tensors(folder, lambda t: t.pop("model.layers.1.mlp.up_proj.weight"))
+    expected = "has no tensor model.layers.1.mlp.up_proj.weight; the weights are incomplete"
+    with pytest.raises(ValueError, match=expected):
+        hub.load(folder)
+
+
+def test_a_wrong_shape(folder: Path) -> None:
+    change_config(folder, intermediate_size=40)
+    expected = r"down_proj.weight has shape \(32, 48\), config.json asks for \(32, 40\)"
+    with pytest.raises(ValueError, match=expected):
+        hub.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"num_hidden_layers": 1}, "model.layers.1.input_layernorm.weight"),
+        ({}, "lm_head.weight"),
+    ],
+)
+def test_a_surplus_tensor(folder: Path, fields: dict[str, int], name: str) -> None:
+    change_tensors(folder, lambda t: t.setdefault("lm_head.weight", np.zeros((64, 32), "f4")))
+    if fields:
+        change_tensors(folder, lambda t: t.pop("lm_head.weight"))
+    change_config(folder, **fields)
+    with pytest.raises(ValueError, match=f"tensors this model does not have, such as {name}; che"):
+        hub.load(folder)
+
+
+def test_a_tensor_held_twice(folder: Path) -> None:
+    save_file({"model.norm.weight": np.ones(32, "f4")}, folder / "model-2.safetensors")
+    with pytest.raises(ValueError, match="holds model.norm.weight a second time; remove one"):
+        hub.load(folder)
+
+
+def test_the_empty_path_is_the_bundled_policy() -> None:
+    assert hub.folder("") == hub.BUNDLED
+    assert hub.folder("some/where") == Path("some/where")
