@@ -1,0 +1,157 @@
+"""Conversations: append-only records in which what is trained is what was sampled."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spade_jax.policy.conversation import Budget, Policy, stream
+from spade_jax.policy.model import ModelConfig, Params
+from spade_jax.policy.tokenizer import ChatTokenizer
+from spade_jax.types import Generation, Message, StopReason, TokenRecord
+from tests.policy.small import UNTIED, random_params
+
+CONTEXT = 200
+BUDGET = Budget(reply=16, context=CONTEXT, temperature=0.6)
+DIALOGUES = 6
+
+
+def inclined(c: ModelConfig, token: int) -> Params:
+    """Nearly even odds for all tokens, and about one in eight for `token`."""
+    params = random_params(c)
+    params["embed"] = params["embed"].at[:, 0].set(20.0)
+    params["layers"]["o"] = 0.0 * params["layers"]["o"]
+    params["layers"]["down"] = 0.0 * params["layers"]["down"]
+    params["final_norm"] = params["final_norm"].at[0].set(1.0)
+    params["head"] = (0.01 * params["head"]).at[0, token].set(0.4)
+    return params
+
+
+@pytest.fixture(scope="module")
+def policy(tokenizer_folder: Path) -> Policy:
+    tokenizer = ChatTokenizer(tokenizer_folder)
+    c = ModelConfig(**{**vars(UNTIED), "vocab": tokenizer.vocab})
+    params = inclined(c, tokenizer.end_id)
+    return Policy(params, c, tokenizer, compute_dtype="float32", version=3)
+
+
+def say(dialogue: int, turn: int) -> tuple[Message, ...]:
+    system = (Message(role="system", content="Play."),) if turn == 0 else ()
+    text = f"Turn {turn} of <|im_end|> {dialogue}" + "!" * dialogue
+    return (*system, Message(role="user", content=text))
+
+
+def talk(policy: Policy, turns: int) -> tuple[list[TokenRecord], list[list[Generation | None]]]:
+    """Records after, and replies of, some turns in all dialogues that have room."""
+    dialogues = policy.converse(DIALOGUES)
+    replies: list[list[Generation | None]] = [[] for _ in range(DIALOGUES)]
+    for turn in range(turns):
+        before = [dialogues.record(i) for i in range(DIALOGUES)]
+        said = {i: say(i, turn) for i in range(DIALOGUES)}
+        streams = {i: stream(1, "talk", i, turn) for i in range(DIALOGUES)}
+        answers = dialogues.reply(said, streams, BUDGET)
+        assert list(answers) == list(range(DIALOGUES))
+        for i in range(DIALOGUES):
+            replies[i].append(answers[i])
+            after = dialogues.record(i)
+            n = len(before[i].ids)
+            assert after.ids[:n] == before[i].ids, "a record only grows"
+            assert after.logp[:n] == before[i].logp
+            assert (answers[i] is None) == (len(after.ids) == n)
+    return [dialogues.record(i) for i in range(DIALOGUES)], replies
+
+
+def test_what_is_trained_is_what_was_sampled(policy: Policy) -> None:
+    records, replies = talk(policy, turns=3)
+    t = policy.tokenizer
+    stops = []
+    for i in range(DIALOGUES):
+        expected = TokenRecord()
+        stop = None
+        for turn in range(3):
+            reply = replies[i][turn]
+            ids = t.continuation(stop, say(i, turn)) if stop else t.prompt(say(i, turn))
+            expected = expected.read(ids).wrote(reply.ids, reply.logp)
+            stop = reply.stop
+            assert reply.text == t.decode(reply.ids)
+            stops.append(stop)
+        assert records[i] == expected
+    assert set(stops) == set(StopReason), "both ends of a reply should occur"
+
+
+@pytest.mark.parametrize("dialogue", range(DIALOGUES))
+def test_one_stop_token_a_turn_is_trained(policy: Policy, dialogue: int) -> None:
+    """Where a reply ran out of budget, the end token that closes it is context."""
+    records, replies = talk(policy, turns=4)
+    record, t = records[dialogue], policy.tokenizer
+    line, position = t.encode("\n"), 0
+    for reply in replies[dialogue][:-1]:
+        position = record.action.index(True, position) + len(reply.ids)
+        closing = () if reply.stop is StopReason.STOP else (t.end_id,)
+        trained = [i for i in reply.ids if i in t.stop_ids]
+        assert trained == ([] if closing else [reply.ids[-1]])
+        context = (*closing, *line, t.start_id)
+        here = slice(position, position + len(context))
+        assert record.ids[here] == context
+        assert not any(record.action[here])
+    # the system message, and two turns a reply: the marker in the text is no control token
+    assert record.ids.count(t.start_id) == 1 + 2 * len(replies[dialogue])
+
+
+def test_a_conversation_ends_where_its_context_does(policy: Policy) -> None:
+    records, replies = talk(policy, turns=12)
+    for i in range(DIALOGUES):
+        assert len(records[i].ids) <= CONTEXT
+        kinds = [reply is None for reply in replies[i]]
+        assert kinds[-1] and not kinds[0]
+        assert kinds == sorted(kinds), "without room there is none later"
+    # a reply whose room is shorter than its budget is cut to it
+    assert any(len(record.ids) == CONTEXT for record in records)
+
+
+def test_a_message_without_room_is_not_read(policy: Policy) -> None:
+    dialogues = policy.converse(2)
+    said = {0: say(0, 0), 1: (Message(role="user", content="x" * CONTEXT),)}
+    replies = dialogues.reply(said, {i: stream(1, "", i) for i in range(2)}, BUDGET)
+    assert replies[0] is not None
+    assert replies[1] is None
+    assert dialogues.record(1) == TokenRecord()
+    only = {1: said[1]}
+    assert dialogues.reply(only, {1: stream(1, "", 1)}, BUDGET) == {1: None}
+
+
+def test_the_models_own_length_is_a_bound(policy: Policy) -> None:
+    c = ModelConfig(**{**vars(policy.config), "max_positions": 30})
+    short = Policy(policy.params, c, policy.tokenizer, compute_dtype="float32")
+    dialogues = short.converse(1)
+    hello = {0: (Message(role="user", content="hi"),)}
+    dialogues.reply(hello, {0: stream(1, "", 0)}, BUDGET)
+    assert len(dialogues.record(0).ids) <= 30
+    assert dialogues.reply(hello, {0: stream(1, "", 1)}, BUDGET) == {0: None}
+
+
+def test_tokens_are_counted(policy: Policy) -> None:
+    read, sampled = policy.tokens_read, policy.tokens_sampled
+    records, _ = talk(policy, turns=2)
+    own = sum(sum(record.action) for record in records)
+    assert policy.tokens_sampled - sampled == own
+    assert policy.tokens_read - read == sum(len(record.ids) for record in records) - own
+
+
+def test_retired_dialogues_keep_their_record(policy: Policy) -> None:
+    dialogues = policy.converse(2)
+    streams = {i: stream(1, "", i) for i in range(2)}
+    dialogues.reply({i: say(i, 0) for i in range(2)}, streams, BUDGET)
+    record = dialogues.record(0)
+    dialogues.retire([0])
+    dialogues.reply({1: say(1, 1)}, {1: stream(1, "", 2)}, BUDGET)
+    assert dialogues.record(0) == record
+    assert len(dialogues.record(1).ids) > len(record.ids)
+
+
+def test_streams_have_names() -> None:
+    # 0xcbf43926 is the CRC-32 of these nine digits
+    assert stream(5, "123456789", 2, 3) == (5, 0xCBF43926, 2, 3)
+    assert stream(-1, "123456789", 2**32 + 1) == (2**32 - 1, 0xCBF43926, 1)
+    assert len({stream(1, "a", 1), stream(1, "b", 1), stream(2, "a", 1), stream(1, "a", 2)}) == 4
+    assert np.asarray(stream(2**40, "x"), np.uint32).shape == (2,)
