@@ -82,7 +82,7 @@ def test_what_is_trained_is_what_was_sampled(policy: Policy) -> None:
 @pytest.mark.parametrize("dialogue", range(DIALOGUES))
 def test_one_stop_token_a_turn_is_trained(policy: Policy, dialogue: int) -> None:
     """Where a reply ran out of budget, the end token that closes it is context."""
-    records, replies = talk(policy, turns=4)
+    records, replies = talk(policy, turns=3)
     record, t = records[dialogue], policy.tokenizer
     line, position = t.encode("\n"), 0
     for reply in replies[dialogue][:-1]:
