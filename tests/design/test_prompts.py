@@ -1,9 +1,12 @@
 """Prompts: golden renderings, and that no text of others is ever interpreted."""
 
+import re
+
 import pytest
 
 from spade_jax import types
 from spade_jax.design import prompts
+from spade_jax.envs import contract
 
 CODE = "class SumEnv:\n    a = 1\n    b = 2\n"
 
@@ -163,6 +166,36 @@ def test_games_agent_system_names_the_form_of_an_action() -> None:
     assert "\\boxed" not in tool_use.content
     bare, _ = prompts.agent_messages(types.Kind.TOOL_USE, "Go.", None, "games")
     assert "<tools>" not in bare.content and "\n\n\n" not in bare.content
+
+
+def test_games_names_only_modules_that_validation_allows() -> None:
+    text = prompts.designer_messages(_task(), "games", 2000)[0].content
+    named = re.search(r"modules for computing \((.*)\) and numpy", text)[1].split(", ")
+    assert "random" in named
+    assert set(named) <= set(contract.ALLOWED_MODULES)
+
+
+@pytest.mark.parametrize(
+    ("set_name", "kind", "expected"),
+    [
+        ("tiny", types.Kind.GAME, "Higher."),
+        ("tiny", types.Kind.TOOL_USE, "Higher."),
+        ("games", types.Kind.GAME, "Higher."),
+        ("games", types.Kind.TOOL_USE, "<tool_response>\nHigher.\n</tool_response>"),
+    ],
+)
+def test_later_observations_golden(set_name: str, kind: types.Kind, expected: str) -> None:
+    got = prompts.next_messages(kind, "Higher.", set_name)
+    assert got == (types.Message(role="user", content=expected),)
+
+
+@pytest.mark.parametrize("set_name", prompts.sets())
+def test_no_action_names_the_form_that_is_missing(set_name: str) -> None:
+    assert "\\boxed{" in prompts.no_action(types.Kind.GAME, set_name)
+    assert "call" in prompts.no_action(types.Kind.TOOL_USE, set_name)
+    assert "boxed" not in prompts.no_action(types.Kind.TOOL_USE, set_name)
+    for kind in types.Kind:
+        assert prompts.no_action(kind, set_name) == prompts.no_action(kind, set_name).strip()
 
 
 @pytest.mark.parametrize("set_name", prompts.sets())
