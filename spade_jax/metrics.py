@@ -82,7 +82,7 @@ METRICS: dict[str, Metric] = {
     "tracker/<skill>/fast": Metric("fast exponential mean of the skill's return"),
     "tracker/<skill>/slow": Metric("slow exponential mean of the skill's return"),
     "sample/tokens": Metric("tokens sampled by both roles", "tokens"),
-    "sample/tokens_per_s": Metric("tokens sampled a second of sampling", "tokens/s"),
+    "sample/tokens_per_s": Metric("tokens sampled a second of the whole iteration", "tokens/s"),
     "evaluation/success": Metric("share of held-out instances won", "share"),
     "evaluation/stderr": Metric("standard error of the held-out success", "share"),
     "evaluation/<family>/success": Metric("the same, of this family", "share"),

@@ -428,12 +428,17 @@ def loop(
             last = host.iteration == c.iterations
             if last or (c.evaluation.every and host.iteration % c.evaluation.every == 0):
                 measured |= evaluate(run, state, workdir, host.iteration)
-            if last or interruption.signal or host.iteration % c.checkpoint.every == 0:
-                with run.timer.stage("checkpoint"):
-                    checkpoints.save(host.iteration, state, host)
-            measured |= run.timer.take() | {"compiles": run_setup.compiles()}
+            seconds = run.timer.take()
+            measured |= seconds | {
+                "compiles": run_setup.compiles(),
+                "sample/tokens_per_s": made.tokens_sampled / seconds["time/iteration_s"],
+            }
             writer.write(iteration, measured)
             progress.update(iteration, measured)
+            if host.iteration % c.checkpoint.every == 0:
+                with run.timer.stage("checkpoint"):
+                    checkpoints.save(host.iteration, state, host)
+        checkpoints.save(host.iteration, state, host)
     if interruption.signal is not None and host.iteration < c.iterations:
         print(
             f"saved iteration {host.iteration} of {c.iterations}; give the same command with "
