@@ -65,12 +65,14 @@ class Learner:
         on over updates that were skipped for not being finite. Raises ValueError where a sample
         is older than its role allows.
         """
-        rows = [self._row(sample) for sample in samples]
-        if not any(row.trained for row in rows):
+        samples = [sample for sample in samples if any(sample.record.action[1:])]
+        if not samples:
             return state, {"learn/updates": 0, "learn/skipped_in_row": skipped_in_row}
+        before = int(state.step)
+        rows = [self._row(sample) for sample in samples]
         rows, stats = self._with_old_logps(state, rows, samples)
         totals: collections.Counter[str] = collections.Counter()
-        updates = skipped = tokens = 0
+        updates = tokens = 0
         for _ in range(self.settings.passes):
             order = list(range(len(rows)))
             rng.shuffle(order)
@@ -79,21 +81,19 @@ class Learner:
                 state, metrics, used = self._step(state, chosen)
                 totals.update(metrics)
                 updates += 1
-                skipped += int(metrics["skipped"])
                 skipped_in_row = skipped_in_row + 1 if metrics["skipped"] else 0
                 tokens += used
         means = {name: value / updates for name, value in totals.items()}
-        designer = means["designer_share"]
         stats |= {
             "learn/loss": means["loss"],
             "learn/grad_norm": means["grad_norm"],
             "learn/clip_share": means["clip_share"],
             "learn/approx_kl": means["approx_kl"],
-            "learn/updates": updates - skipped,
+            "learn/updates": int(state.step) - before,
             "learn/skipped_in_row": skipped_in_row,
             "learn/tokens": tokens,
-            "agent/entropy": _ratio(means["entropy"] - means["entropy_designer"], 1 - designer),
-            "designer/entropy": _ratio(means["entropy_designer"], designer),
+            "agent/entropy": _ratio(means["entropy_agent"], means["agent_share"]),
+            "designer/entropy": _ratio(means["entropy_designer"], means["designer_share"]),
         }
         if self.reference is not None:
             stats["learn/kl"] = means["kl_reference"]

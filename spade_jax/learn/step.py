@@ -82,8 +82,7 @@ def objective(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """This micro-batch's share of the loss and of the statistics; shares add up.
 
-    Statistics are weighted as the loss is, so their sums are means over trained tokens, except
-    `gap_max`, a maximum over them.
+    Statistics are weighted as the loss is, so their sums are means over trained tokens.
     """
     logp, entropy = predict(params, rows, c, h)
     trained = rows.weight > 0
@@ -97,8 +96,9 @@ def objective(
 
     gap = jnp.abs(old - behaviour)
     stats = {
-        "entropy": total(entropy),
+        "entropy_agent": total(jnp.where(rows.designer, 0.0, entropy)),
         "entropy_designer": total(jnp.where(rows.designer, entropy, 0.0)),
+        "agent_share": total((~rows.designer).astype(jnp.float32)),
         "designer_share": total(rows.designer.astype(jnp.float32)),
         "logprob_gap_mean": total(gap),
         "approx_kl": total(losses.kl_k3(old, logp)),
@@ -157,7 +157,7 @@ def train_step(
     it was; the latter sets `skipped` to 1.
     """
     loss, stats, grads = gradients(state.params, batch, counts, c, h)
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     anything = norm > 0
     updates, opt_state = tx.update(grads, state.opt_state, state.params)

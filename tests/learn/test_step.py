@@ -1,0 +1,224 @@
+"""The update: the same whatever the split, unharmed by what is masked, in the right direction."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from spade_jax.learn import batching, step
+from spade_jax.learn.batching import Row, Rows
+from spade_jax.learn.step import Hyper, LearnerState
+from spade_jax.policy.model import Params
+from spade_jax.types import Role, TokenRecord
+from tests.policy.small import SMALL, random_params
+
+POLICY = Hyper(kl=0.1, entropy=0.01)
+TX = step.optimizer(1e-2, beta1=0.9, beta2=0.98, weight_decay=0.1, clip_norm=1.0)
+LENGTHS = ((5, 7), (3, 4), (9, 2), (2, 6), (6, 5), (1, 3))
+BUCKET = 16
+
+
+def rows(lengths: Sequence[tuple[int, int]] = LENGTHS) -> list[Row]:
+    """Conversations of both roles with stored log-probabilities near those of random weights."""
+    made = []
+    for i, (context, own) in enumerate(lengths):
+        rng = np.random.default_rng(i)
+        n = context + own
+        ids = tuple(rng.integers(0, SMALL.vocab, n).tolist())
+        near = [tuple((-4.0 + 0.1 * rng.standard_normal(n)).tolist()) for _ in range(3)]
+        made.append(
+            Row(
+                record=TokenRecord().read(ids[:context]).wrote(ids[context:], near[0][context:]),
+                role=Role.DESIGNER if i % 3 == 0 else Role.AGENT,
+                advantage=float(rng.standard_normal()),
+                temperature=0.6 if i % 2 else 1.0,
+                logp_old=near[1],
+                logp_reference=near[2],
+            )
+        )
+    return made
+
+
+def pack(
+    rows: Sequence[Row], buckets: Sequence[int] = (BUCKET,), micro: Sequence[int] = (2,)
+) -> tuple[tuple[Rows, ...], np.ndarray]:
+    weights = batching.token_weights(rows, "token_mean")
+    packed, counts, _ = batching.pack(
+        rows, weights, buckets=buckets, micro_rows=micro, capacity=[2] * len(buckets)
+    )
+    return packed, counts
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    return random_params(SMALL)
+
+
+@functools.partial(jax.jit, static_argnames=("h",))
+def gradients(params: Params, batch: tuple[Rows, ...], counts, h: Hyper) -> tuple:
+    return step.gradients(params, batch, counts, SMALL, h)
+
+
+def new_state(params: Params) -> LearnerState:
+    """A state of its own, as the step gives its buffers away."""
+    return step.create(jax.tree.map(jnp.copy, params), TX)
+
+
+def train(
+    params: Params, batch: tuple[Rows, ...], counts: np.ndarray, h: Hyper = POLICY
+) -> tuple[LearnerState, dict[str, float]]:
+    state, metrics = step.train_step(new_state(params), batch, counts, c=SMALL, h=h, tx=TX)
+    return state, {name: float(value) for name, value in metrics.items()}
+
+
+def relative(a: Params, b: Params) -> float:
+    """Norm of the difference over the norm."""
+    return float(optax.tree.norm(jax.tree.map(jnp.subtract, a, b)) / optax.tree.norm(a))
+
+
+def change(batch: tuple[Rows, ...], where: np.ndarray, **values: float) -> tuple[Rows, ...]:
+    """The one bucket with some fields set at some places."""
+    [p] = batch
+    return (p._replace(**{k: np.where(where, v, getattr(p, k)) for k, v in values.items()}),)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "micro", "remat"),
+    [((48,), (1,), "none"), ((6, 12), (1, 2), "layer")],
+    ids=["all in one row", "two lengths, layers recomputed"],
+)
+def test_the_gradient_does_not_depend_on_the_split(
+    params: Params, buckets: tuple[int, ...], micro: tuple[int, ...], remat: str
+) -> None:
+    whole = gradients(params, *pack(rows()), POLICY)
+    split = pack(rows(), buckets, micro)
+    other = gradients(params, *split, dataclasses.replace(POLICY, remat=remat))
+    assert float(other[0]) == pytest.approx(float(whole[0]), rel=1e-6)
+    assert relative(whole[2], other[2]) < 1e-6
+    for name, value in whole[1].items():
+        assert float(other[1][name]) == pytest.approx(float(value), rel=1e-5), name
+
+
+def test_the_loss_by_definition(params: Params) -> None:
+    """The weighted sum over tokens, written out in numpy."""
+    made = rows()
+    batch, counts = pack(made)
+    loss, stats, _ = gradients(params, batch, counts, POLICY)
+    layout = batching.lay_out([len(r.record.ids) for r in made], (BUCKET,))
+    scored = step.score(params, batch, counts, c=SMALL, h=POLICY)
+    now = batching.unpack(jax.device_get(scored), layout, [len(r.record.ids) for r in made])
+    total, n = 0.0, sum(r.trained for r in made)
+    for r, logp in zip(made, now, strict=True):
+        for t in range(1, len(logp)):
+            if not r.record.action[t]:
+                continue
+            ratio = np.exp(logp[t] - r.logp_old[t])
+            clipped = np.clip(ratio, 0.8, 1.28)
+            term = -min(ratio * r.advantage, clipped * r.advantage)
+            term *= min(np.exp(r.logp_old[t] - r.record.logp[t]), 2.0)
+            d = r.logp_reference[t] - logp[t]
+            total += (term + 0.1 * (np.exp(d) - d - 1)) / n
+    entropy = float(stats["entropy_agent"] + stats["entropy_designer"])
+    assert float(loss) == pytest.approx(total - 0.01 * entropy, rel=1e-5)
+    own = sum(r.trained for r in made if r.role is Role.DESIGNER)
+    assert float(stats["designer_share"]) == pytest.approx(own / n)
+    assert float(stats["agent_share"]) == pytest.approx(1 - own / n)
+    assert 0 < entropy < np.log(SMALL.vocab)
+
+
+def test_nothing_to_train_changes_nothing(params: Params) -> None:
+    [p], counts = pack(rows())
+    state, metrics = train(params, (p._replace(weight=np.zeros_like(p.weight)),), counts)
+    jax.tree.map(np.testing.assert_array_equal, state, new_state(params))
+    assert (metrics["grad_norm"], metrics["loss"], metrics["skipped"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_loss_that_is_not_finite_is_skipped_and_counted(params: Params, bad: float) -> None:
+    batch, counts = pack(rows())
+    one = np.zeros(batch[0].weight.shape, bool)
+    one[tuple(np.argwhere(batch[0].weight > 0)[3])] = True
+    state, metrics = train(params, change(batch, one, advantage=bad), counts)
+    jax.tree.map(np.testing.assert_array_equal, state, new_state(params))
+    assert metrics["skipped"] == 1
+    state, metrics = train(params, batch, counts)
+    assert (int(state.step), metrics["skipped"]) == (1, 0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_masked_places_may_hold_anything(params: Params, bad: float) -> None:
+    batch, counts = pack(rows())
+    fields = ("advantage", "logp_old", "logp_behaviour", "logp_reference")
+    dirty = change(batch, batch[0].weight == 0, **dict.fromkeys(fields, bad))
+    clean_loss, _, clean = gradients(params, batch, counts, POLICY)
+    loss, stats, grads = gradients(params, dirty, counts, POLICY)
+    assert float(loss) == float(clean_loss)
+    jax.tree.map(np.testing.assert_array_equal, grads, clean)
+    assert all(np.isfinite(value) for value in stats.values())
+
+
+def test_micro_batches_beyond_the_count_are_ignored(params: Params) -> None:
+    [p], counts = pack(rows())
+    assert counts.tolist() == [2]
+    first = np.asarray([1], np.int32)
+    empty = p._replace(weight=p.weight * np.asarray([1, 0], np.float32)[:, None, None])
+    noise = np.asarray([1, np.nan], np.float32)[:, None, None]
+    expected = gradients(params, (empty,), counts, POLICY)
+    broken = p._replace(advantage=p.advantage * noise)
+    got = gradients(params, (broken,), first, POLICY)
+    assert float(got[0]) == pytest.approx(float(expected[0]), rel=1e-6)
+    assert relative(expected[2], got[2]) < 1e-6
+    scored = np.asarray(step.score(params, (p,), first, c=SMALL, h=POLICY)[0])
+    assert scored[0].any() and not scored[1].any()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_advantage_gives_the_direction(params: Params, sign: float) -> None:
+    """One step at ratio 1, at the reference, moves the tokens the way their advantage says."""
+    made = dataclasses.replace(rows()[1], advantage=sign)
+    batch, counts = pack([made])
+    trained = batch[0].weight > 0
+    before = np.asarray(step.score(params, batch, counts, c=SMALL, h=POLICY)[0])
+    fields = ("logp_old", "logp_behaviour", "logp_reference")
+    on_policy = (batch[0]._replace(**dict.fromkeys(fields, before)),)
+    state, metrics = train(params, on_policy, counts)
+    assert metrics["loss"] == pytest.approx(-sign - 0.01 * metrics["entropy_agent"], rel=1e-5)
+    assert metrics["approx_kl"] == pytest.approx(0, abs=1e-6)
+    assert metrics["kl_reference"] == pytest.approx(0, abs=1e-6)
+    assert metrics["clip_share"] == 0
+    after = np.asarray(step.score(state.params, batch, counts, c=SMALL, h=POLICY)[0])
+    assert sign * np.mean((after - before)[trained]) > 0.01
+
+
+def test_supervised_loss_is_the_mean_negative_log_likelihood(params: Params) -> None:
+    h = dataclasses.replace(POLICY, objective="supervised")
+    batch, counts = pack(rows())
+    trained = batch[0].weight > 0
+    logp = np.asarray(step.score(params, batch, counts, c=SMALL, h=POLICY)[0])
+    state, metrics = train(params, batch, counts, h)
+    assert metrics["loss"] == pytest.approx(-logp[trained].mean(), rel=1e-5)
+    assert metrics["clip_share"] == 0
+    after = np.asarray(step.score(state.params, batch, counts, c=SMALL, h=POLICY)[0])
+    assert after[trained].mean() > logp[trained].mean()
+
+
+def test_one_step_of_the_optimizer_by_hand() -> None:
+    # The gradient (3, 4) is clipped to norm 1: (0.6, 0.8). Adam's first step is its sign, and
+    # weight decay adds 0.1 times the parameter; lr 0.5.
+    tx = step.optimizer(0.5, beta1=0.9, beta2=0.98, weight_decay=0.1, clip_norm=1.0)
+    state = step.create({"a": jnp.array([2.0, -1.0])}, tx)
+    updates, opt_state = tx.update({"a": jnp.array([3.0, 4.0])}, state.opt_state, state.params)
+    np.testing.assert_allclose(updates["a"], [-0.5 * 1.2, -0.5 * 0.9], rtol=1e-5)
+    [adam] = [
+        s
+        for s in jax.tree.leaves(opt_state, is_leaf=lambda s: hasattr(s, "mu"))
+        if hasattr(s, "mu")
+    ]
+    np.testing.assert_allclose(adam.mu["a"], [0.06, 0.08], rtol=1e-5)
+    np.testing.assert_allclose(adam.nu["a"], [0.02 * 0.36, 0.02 * 0.64], rtol=1e-5)
+    assert int(state.step) == 0
