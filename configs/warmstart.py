@@ -28,7 +28,7 @@ def get_config() -> config_dict.ConfigDict:
 
     c.data = config_dict.ConfigDict()
     c.data.path = ""  # JSONL of {"messages": [{"role", "content"}, ...]}; "": the bundled generator
-    c.data.programs = 20000  # design lessons of the bundled generator
+    c.data.programs = 12000  # design lessons of the bundled generator
     c.data.episodes = 4  # scripted episodes in each program, every second one hinted
     c.data.max_words = 24  # of the document in a design prompt
     c.data.code_characters = 240  # of an example in a design prompt
