@@ -24,7 +24,7 @@ def get_config() -> config_dict.ConfigDict:
     c.model.context = 1024  # positions
     c.model.vocabulary = 1024  # entries of a new tokenizer
     c.model.compute_dtype = "float32"
-    c.model.remat = "layer"  # none | layer
+    c.model.remat = "none"  # none | layer
 
     c.data = config_dict.ConfigDict()
     c.data.path = ""  # JSONL of {"messages": [{"role", "content"}, ...]}; "": the bundled generator
@@ -35,7 +35,7 @@ def get_config() -> config_dict.ConfigDict:
     c.data.max_turns = 8  # of a scripted episode
 
     c.train = config_dict.ConfigDict()
-    c.train.steps = 12000  # optimizer steps
+    c.train.steps = 4500  # optimizer steps
     c.train.lr = 4e-3  # peak
     c.train.warmup = 200  # steps of linear rise
     c.train.final_share = 0.02  # of the peak, reached by a cosine at the last step
@@ -46,7 +46,7 @@ def get_config() -> config_dict.ConfigDict:
     c.train.beta2 = 0.98
     c.train.weight_decay = 0.1
     c.train.clip_norm = 1.0
-    c.train.checkpoint_every = 1000  # steps
+    c.train.checkpoint_every = 500  # steps
 
     c.evaluate = config_dict.ConfigDict()
     c.evaluate.designs = 200  # sampled at temperature 1
