@@ -1,0 +1,256 @@
+"""An iteration's updates: old log-probabilities, lag, denominators, passes and minibatches."""
+
+import dataclasses
+import random
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spade_jax.learn import batching, step
+from spade_jax.learn.batching import Row
+from spade_jax.learn.learner import Learner, Settings
+from spade_jax.learn.step import Hyper, LearnerState
+from spade_jax.policy.model import Params
+from spade_jax.types import Role, Sample, TokenRecord
+from tests.policy.small import SMALL, random_params
+
+HYPER = Hyper()
+TX = step.optimizer(1e-4, beta1=0.9, beta2=0.98, weight_decay=0.1, clip_norm=1.0)
+SETTINGS = Settings(
+    passes=1,
+    minibatches=1,
+    row_tokens=(16,),
+    rows=(4,),
+    aggregation="token_mean",
+    temperature={Role.AGENT: 0.6, Role.DESIGNER: 1.0},
+    max_gap=1e-4,
+    max_lag={Role.AGENT: 0, Role.DESIGNER: 2},
+)
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    return random_params(SMALL)
+
+
+def new_learner(**changes: object) -> Learner:
+    return Learner(SMALL, HYPER, TX, dataclasses.replace(SETTINGS, **changes), None)
+
+
+def new_state(params: Params, at: int = 0) -> LearnerState:
+    """A state of its own that has made `at` updates."""
+    state = step.create(jax.tree.map(jnp.copy, params), TX)
+    return state.replace(step=jnp.asarray(at, jnp.int32))
+
+
+def score(params: Params, rows: Sequence[Row]) -> list[tuple[float, ...]]:
+    """Log-probabilities of each row's tokens by these weights."""
+    batch, counts, layout = batching.pack(
+        rows, [0.0] * len(rows), buckets=SETTINGS.row_tokens, micro_rows=SETTINGS.rows
+    )
+    logps = step.score(params, batch, counts, c=SMALL, h=HYPER)
+    return batching.unpack(jax.device_get(logps), layout, [len(row.record.ids) for row in rows])
+
+
+def samples(
+    params: Params,
+    advantages: Sequence[float],
+    roles: Sequence[Role] | None = None,
+    *,
+    off: float = 0.0,
+    version: int = 0,
+) -> list[Sample]:
+    """Conversations of three read and four sampled tokens, as a sampler would have stored them.
+
+    Their log-probabilities are those of `params`, plus `off`.
+    """
+    roles = roles or [Role.AGENT] * len(advantages)
+    made = []
+    for i, (advantage, role) in enumerate(zip(advantages, roles, strict=True)):
+        ids = tuple(np.random.default_rng(i).integers(0, SMALL.vocab, 7).tolist())
+        record = TokenRecord().read(ids[:3]).wrote(ids[3:], (0.0,) * 4)
+        [logp] = score(params, [Row(record, role, advantage, SETTINGS.temperature[role])])
+        record = TokenRecord().read(ids[:3]).wrote(ids[3:], tuple(x + off for x in logp[3:]))
+        made.append(Sample(role=role, record=record, advantage=advantage, version=version))
+    return made
+
+
+def difference(a: LearnerState, b: LearnerState) -> float:
+    parts = jax.tree.map(lambda x, y: float(jnp.max(jnp.abs(x - y))), a.params, b.params)
+    return max(jax.tree.leaves(parts))
+
+
+def by_hand(params: Params, given: Sequence[Sample], *, frozen: bool, passes: int) -> LearnerState:
+    """Passes over all samples with old log-probabilities of the start, or of each pass."""
+    state = new_state(params)
+    weights = state.params
+    for _ in range(passes):
+        rows = [Row(s.record, s.role, s.advantage, SETTINGS.temperature[s.role]) for s in given]
+        old = score(params if frozen else weights, rows)
+        rows = [dataclasses.replace(r, logp_old=o) for r, o in zip(rows, old, strict=True)]
+        batch, counts, _ = batching.pack(
+            rows,
+            batching.token_weights(rows, "token_mean"),
+            buckets=SETTINGS.row_tokens,
+            micro_rows=SETTINGS.rows,
+        )
+        state, _ = step.train_step(state, batch, counts, c=SMALL, h=HYPER, tx=TX)
+        weights = jax.tree.map(jnp.copy, state.params)
+    return state
+
+
+def test_old_log_probabilities_are_those_before_the_first_update(params: Params) -> None:
+    """The stored ones are off by more than the gap allows, so that the learner scores its own."""
+    given = samples(params, [1.0, -1.0, 0.5], off=0.01)
+    learner = new_learner(passes=3)
+    state, stats = learner.update(new_state(params), given, random.Random(0))
+    assert stats["learn/logprob_gap_max"] == pytest.approx(0.01, rel=1e-3)
+    assert difference(state, by_hand(params, given, frozen=True, passes=3)) < 1e-6
+    assert difference(state, by_hand(params, given, frozen=False, passes=3)) > 1e-4
+
+
+def test_the_samplers_log_probabilities_serve_where_they_agree(params: Params) -> None:
+    given = samples(params, [1.0, -1.0, 0.5], off=0.05)
+    learner = new_learner(max_gap=0.1)
+    _, stats = learner.update(new_state(params), given, random.Random(0))
+    assert stats["learn/logprob_gap_max"] == pytest.approx(0.05, rel=1e-3)
+    assert stats["learn/logprob_gap_mean"] == pytest.approx(0.05, rel=1e-3)
+    # d = log now - log old = -0.05: exp(-0.05) + 0.05 - 1
+    assert stats["learn/approx_kl"] == pytest.approx(0.00122942, rel=1e-3)
+    _, stats = new_learner().update(new_state(params), given, random.Random(0))
+    assert stats["learn/approx_kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_gap_is_nothing_on_policy(params: Params) -> None:
+    _, stats = new_learner().update(
+        new_state(params), samples(params, [1.0, -1.0]), random.Random(0)
+    )
+    assert stats["learn/logprob_gap_max"] < 1e-6
+    assert 0 <= stats["learn/logprob_gap_mean"] <= stats["learn/logprob_gap_max"]
+    assert stats["learn/clip_share"] == 0
+
+
+def test_the_clip_share_of_a_stale_design(params: Params) -> None:
+    """Scored anew, a sample of earlier weights has ratio 1; its gap is in the weight alone."""
+    [stale] = samples(params, [1.0], [Role.DESIGNER], off=-3.0)
+    learner = new_learner()
+    state, stats = learner.update(new_state(params, at=2), [stale], random.Random(0))
+    assert stats["learn/loss"] == pytest.approx(-2.0, rel=1e-5)  # exp(3) is capped at 2
+    assert stats["learn/approx_kl"] == pytest.approx(0, abs=1e-6)
+    assert stats["learn/logprob_gap_max"] is None  # nothing fresh to compare
+    assert int(state.step) == 3
+
+
+@pytest.mark.parametrize(
+    ("role", "version", "ok"),
+    [
+        (Role.AGENT, 5, True),
+        (Role.AGENT, 4, False),
+        (Role.DESIGNER, 3, True),
+        (Role.DESIGNER, 2, False),
+        (Role.DESIGNER, 6, False),
+    ],
+)
+def test_stale_samples_are_refused(params: Params, role: Role, version: int, ok: bool) -> None:
+    given = samples(params, [1.0, -1.0], [Role.AGENT, role], version=5)
+    given[1] = dataclasses.replace(given[1], version=version)
+    if ok:
+        new_learner().update(new_state(params, at=5), given, random.Random(0))
+        return
+    sentence = f"the {role} is {5 - version} updates old, at most {SETTINGS.max_lag[role]} are"
+    with pytest.raises(ValueError, match=f"{sentence} allowed; lower learn.designer_delay"):
+        new_learner().update(new_state(params, at=5), given, random.Random(0))
+
+
+@pytest.mark.parametrize("aggregation", batching.AGGREGATIONS)
+def test_rows_without_advantage_count_in_denominators_only(
+    params: Params, aggregation: str
+) -> None:
+    learner = new_learner(aggregation=aggregation)
+    given = samples(params, [1.0, 0.0, 0.0, 0.0])
+    _, alone = learner.update(new_state(params), given[:1], random.Random(0))
+    _, among = learner.update(new_state(params), given, random.Random(0))
+    assert alone["learn/loss"] == pytest.approx(-1.0, rel=1e-5)
+    assert among["learn/loss"] == pytest.approx(-0.25, rel=1e-5)
+    assert alone["learn/tokens"] == among["learn/tokens"] == 4
+    assert among["agent/entropy"] == pytest.approx(alone["agent/entropy"], rel=1e-5)
+    assert 0 < alone["agent/entropy"] < np.log(SMALL.vocab)
+
+
+def test_entropy_by_role(params: Params) -> None:
+    given = samples(params, [1.0, -1.0, 1.0], [Role.AGENT, Role.DESIGNER, Role.DESIGNER])
+    learner = new_learner()
+    _, both = learner.update(new_state(params), given, random.Random(0))
+    _, agent = learner.update(new_state(params), given[:1], random.Random(0))
+    _, designer = learner.update(new_state(params), given[1:], random.Random(0))
+    for name in ("agent/entropy", "designer/entropy"):
+        one = agent if name.startswith("agent") else designer
+        assert both[name] == pytest.approx(one[name], rel=1e-5)
+    assert agent["designer/entropy"] is designer["agent/entropy"] is None
+    assert agent["agent/entropy"] != pytest.approx(designer["designer/entropy"], rel=1e-2)
+
+
+def test_nothing_moves_without_advantage(params: Params) -> None:
+    given = samples(params, [0.0, 0.0])
+    state, stats = new_learner().update(new_state(params), given, random.Random(0))
+    assert difference(state, new_state(params)) == 0
+    assert int(state.step) == stats["learn/updates"] == stats["learn/tokens"] == 0
+    assert stats["learn/skipped_in_row"] == 0
+
+
+@pytest.mark.parametrize(("passes", "minibatches"), [(1, 1), (2, 1), (1, 3), (2, 3)])
+def test_updates_are_passes_times_minibatches(
+    params: Params, passes: int, minibatches: int
+) -> None:
+    given = samples(params, [1.0, -1.0, 0.5, -0.5, 0.25, 1.5])
+    learner = new_learner(passes=passes, minibatches=minibatches)
+    state, stats = learner.update(new_state(params), given, random.Random(0))
+    assert int(state.step) == stats["learn/updates"] == passes * minibatches
+    assert stats["learn/tokens"] == passes * 6 * 4, "every sample once a pass"
+    again, _ = learner.update(new_state(params), given, random.Random(0))
+    assert difference(state, again) == 0
+    if minibatches > 1:
+        other, _ = learner.update(new_state(params), given, random.Random(1))
+        assert difference(state, other) > 0
+
+
+def test_samples_without_a_trained_token_are_left_out(params: Params) -> None:
+    """An episode whose first prompt found no room has an empty record."""
+    given = samples(params, [1.0])
+    empty = Sample(role=Role.AGENT, record=TokenRecord(), advantage=-1.0, version=0)
+    unread = dataclasses.replace(empty, record=TokenRecord().read((5, 6, 7)))
+    state, stats = new_learner().update(
+        new_state(params), [empty, *given, unread], random.Random(0)
+    )
+    assert stats["learn/loss"] == pytest.approx(-1.0, rel=1e-5)
+    assert int(state.step) == 1
+    state, stats = new_learner().update(state, [empty, unread], random.Random(0), skipped_in_row=2)
+    assert stats == {"learn/updates": 0, "learn/skipped_in_row": 2}
+    assert int(state.step) == 1
+
+
+def test_skipped_updates_in_a_row(params: Params) -> None:
+    learner = new_learner(passes=3)
+    broken = [dataclasses.replace(s, advantage=np.nan) for s in samples(params, [1.0])]
+    state, stats = learner.update(new_state(params), broken, random.Random(0), skipped_in_row=1)
+    assert (stats["learn/updates"], stats["learn/skipped_in_row"]) == (0, 4)
+    assert difference(state, new_state(params)) == 0
+    state, stats = learner.update(state, samples(params, [1.0]), random.Random(0), 4)
+    assert (stats["learn/updates"], stats["learn/skipped_in_row"]) == (3, 0)
+
+
+def test_the_reference_holds_back(params: Params) -> None:
+    """With a KL term rows without advantage pull towards the reference."""
+    reference = random_params(SMALL, seed=1)
+    learner = Learner(SMALL, dataclasses.replace(HYPER, kl=1.0), TX, SETTINGS, reference)
+    given = samples(params, [0.0, 0.0])
+    state, first = learner.update(new_state(params), given, random.Random(0))
+    for _ in range(3):
+        given = [dataclasses.replace(s, version=int(state.step)) for s in given]
+        state, stats = learner.update(state, given, random.Random(0))
+    assert first["learn/updates"] == 1
+    assert first["learn/tokens"] == 8
+    assert 0 < stats["learn/kl"] < first["learn/kl"]
