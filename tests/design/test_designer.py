@@ -1,0 +1,168 @@
+"""The designer's part: tasks that are fair and repeatable, and what is read from its replies."""
+
+import collections
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from spade_jax.design import designer, prompts
+from spade_jax.design.corpus import Corpus
+from spade_jax.policy.conversation import Budget, stream
+from spade_jax.types import (
+    Design,
+    DesignTask,
+    Generation,
+    HostState,
+    Kind,
+    MemoryRecord,
+    Message,
+    StopReason,
+    TokenRecord,
+)
+
+SKILLS = ("Logical Deduction", "Data Retrieval", "Optimization")
+BUDGET = Budget(reply=64, context=256, temperature=0.6)
+CODE = "class SumEnv:\n    pass\n"
+REPLY = f"A sum.\n```python\n{CODE}```"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Iterator[Corpus]:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps({"text": f"Document {i}."}) + "\n" for i in range(10)))
+    with Corpus(str(path), seed=1, max_words=50) as opened:
+        yield opened
+
+
+def remembered(n: int, win_rate: float) -> MemoryRecord:
+    return MemoryRecord(
+        environment_id=f"{n}",
+        skill=SKILLS[0],
+        code=f"class M{n}Env: ...",
+        fingerprint=f"{n}",
+        iteration=0,
+        win_rate=win_rate,
+        regret=0.1,
+    )
+
+
+def draw(
+    corpus: Corpus | None, host: HostState | None = None, **options: object
+) -> list[DesignTask]:
+    options = {
+        "seed": 3,
+        "num_envs": 12,
+        "active": SKILLS,
+        "positives": 2,
+        "negatives": 1,
+    } | options
+    return designer.draw_tasks(host or HostState(iteration=4, corpus_position=7), corpus, **options)
+
+
+def test_tasks_are_balanced_over_the_skills(corpus: Corpus) -> None:
+    tasks = draw(corpus)
+    assert collections.Counter(task.skill for task in tasks) == dict.fromkeys(SKILLS, 4)
+    assert [task.slot for task in tasks] == list(range(12))
+    assert {task.iteration for task in tasks} == {4}
+    kinds = {task.skill: task.kind for task in tasks}
+    assert kinds == {SKILLS[0]: Kind.GAME, SKILLS[1]: Kind.TOOL_USE, SKILLS[2]: Kind.GAME}
+    uneven = collections.Counter(task.skill for task in draw(corpus, num_envs=5))
+    assert sorted(uneven.values()) == [1, 2, 2]
+
+
+def test_no_skill_is_always_first() -> None:
+    firsts = {draw(None, HostState(iteration=i), num_envs=1)[0].skill for i in range(30)}
+    assert firsts == set(SKILLS)
+
+
+def test_documents_follow_the_corpus_position(corpus: Corpus) -> None:
+    """Twelve slots from position 7 run over the end of ten documents."""
+    documents = [task.document for task in draw(corpus)]
+    assert documents == [corpus.document(7 + slot) for slot in range(12)]
+    assert len({document.id for document in documents[:3]}) == 3
+    assert all(task.document is None for task in draw(None))
+
+
+def test_draws_repeat_and_change_with_seed_and_iteration(corpus: Corpus) -> None:
+    memory = tuple(remembered(n, 0.5) for n in range(10))
+    host = HostState(iteration=4, memory=memory)
+    assert draw(corpus, host) == draw(corpus, host)
+    other = draw(corpus, host, seed=5)
+    assert [t.positives for t in other] != [t.positives for t in draw(corpus, host)]
+    later = draw(corpus, dataclasses.replace(host, iteration=8))
+    assert [t.positives for t in later] != [t.positives for t in draw(corpus, host)]
+    assert len({t.positives for t in draw(corpus, host)}) > 1, "slots draw for themselves"
+
+
+def test_examples_come_from_memory(corpus: Corpus) -> None:
+    memory = (remembered(1, 0.5), remembered(2, 0.6), remembered(3, 1.0), remembered(4, 0.0))
+    for task in draw(corpus, HostState(memory=memory)):
+        assert {record.environment_id for record in task.positives} == {"1", "2"}
+        [negative] = task.negatives
+        assert negative.environment_id in {"3", "4"}
+    for task in draw(corpus, HostState(memory=memory), positives=0, negatives=0):
+        assert (task.positives, task.negatives) == ((), ())
+
+
+class Script:
+    """Answers every dialogue from a list; notes what it was asked."""
+
+    def __init__(self, replies: Sequence[tuple[str, StopReason] | None]) -> None:
+        self.replies = replies
+        self.said: dict[int, list[Message]] = {}
+        self.streams: dict[int, tuple[int, ...]] = {}
+
+    def converse(self, dialogues: int) -> "Script":
+        assert dialogues == len(self.replies)
+        return self
+
+    def reply(
+        self,
+        messages: Mapping[int, Sequence[Message]],
+        streams: Mapping[int, tuple[int, ...]],
+        budget: Budget,
+    ) -> dict[int, Generation | None]:
+        assert budget == BUDGET
+        self.said = {i: list(new) for i, new in messages.items()}
+        self.streams = dict(streams)
+        return {
+            i: reply and Generation(ids=(i,), logp=(-1.0,), text=reply[0], stop=reply[1])
+            for i, reply in enumerate(self.replies)
+        }
+
+    def record(self, dialogue: int) -> TokenRecord:
+        return TokenRecord().read((5,)).wrote((dialogue,), (-1.0,))
+
+    def retire(self, dialogues: Sequence[int]) -> None: ...
+
+
+def design(script: Script) -> list[Design]:
+    tasks = draw(None, num_envs=len(script.replies))
+    return designer.design(script, tasks, BUDGET, seed=3, prompt_set="tiny", code_characters=200)
+
+
+def test_replies_become_designs_in_order() -> None:
+    script = Script([(REPLY, StopReason.STOP), ("No idea.", StopReason.STOP)])
+    designs = design(script)
+    assert [d.code for d in designs] == [CODE, None]
+    assert [d.reply for d in designs] == [REPLY, "No idea."]
+    assert [d.task.slot for d in designs] == [0, 1]
+    assert [d.record.ids for d in designs] == [(5, 0), (5, 1)]
+    for i, d in enumerate(designs):
+        assert script.said[i] == list(prompts.designer_messages(d.task, "tiny", 200))
+        assert script.streams[i] == stream(3, "design", 4, i)
+
+
+def test_a_truncated_reply_has_no_code() -> None:
+    """Even where it holds a complete block: the designer had not finished."""
+    [d] = design(Script([(REPLY, StopReason.LENGTH)]))
+    assert (d.code, d.stop, d.reply) == (None, StopReason.LENGTH, REPLY)
+
+
+def test_a_prompt_without_room() -> None:
+    script = Script([(REPLY, StopReason.STOP), None])
+    with pytest.raises(ValueError, match="prompt of slot 1 leaves no room for a reply; lower corp"):
+        design(script)
