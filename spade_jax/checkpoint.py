@@ -67,7 +67,7 @@ class Checkpoints:
         """Step, learner and host state of the newest whole checkpoint; None where there is none.
 
         `abstract_learner` is a tree of jax.ShapeDtypeStruct with the shardings wanted, which may
-        be of another mesh than the one that saved. Raises ValueError in one sentence where the
+        be of another mesh than the one that saved. Raises UsageError in one sentence where the
         arrays saved are others than these, or cannot be read.
         """
         self.wait()
@@ -142,16 +142,16 @@ class Checkpoints:
         wanted = _arrays(abstract_learner)
         for name in sorted(stored.keys() | wanted.keys()):
             if stored.get(name) != wanted.get(name):
-                raise ValueError(
+                raise types.UsageError(
                     f"checkpoint {self.directory / str(step)} has {name} as "
                     f"{stored.get(name, 'nothing')} where this run needs "
                     f"{wanted.get(name, 'nothing')}: run with the model and optimizer it was "
                     "saved with, or in a new workdir"
                 )
 
-    def _not_readable(self, step: int) -> ValueError:
+    def _not_readable(self, step: int) -> types.UsageError:
         folder = self.directory / str(step)
-        return ValueError(
+        return types.UsageError(
             f"checkpoint {folder} is damaged and cannot be read: move it away to go on from the "
             "one before it, or start in a new workdir"
         )

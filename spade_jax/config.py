@@ -269,6 +269,11 @@ RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
         "design.regenerate_every = {c.design.regenerate_every} iterations only; lower the delay",
     ),
     (
+        lambda c: c.sampling.slots <= c.sandbox.max_instances,
+        "sampling.slots is {c.sampling.slots} but each plays in a process of its own, of which "
+        "sandbox.max_instances allows {c.sandbox.max_instances}; lower sampling.slots",
+    ),
+    (
         lambda c: c.reward.plateau_low <= c.reward.plateau_high,
         "reward.plateau_low is {c.reward.plateau_low} but must not exceed reward.plateau_high "
         "({c.reward.plateau_high}); swap them",

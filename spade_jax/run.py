@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import random
 from collections.abc import Iterator
 
 import jax
@@ -11,7 +13,9 @@ import jax.monitoring
 import jax.numpy as jnp
 from ml_collections import config_dict
 
+from spade_jax.design import prompts
 from spade_jax.design.corpus import Corpus
+from spade_jax.design.families import FAMILIES, LEVELS, sample_program
 from spade_jax.design.fixed_pool import bundled_pool
 from spade_jax.envs.sandbox import Sandbox
 from spade_jax.evals.heldout import Item, held_out_set
@@ -24,7 +28,7 @@ from spade_jax.policy import hub
 from spade_jax.policy.conversation import Budget, Policy
 from spade_jax.policy.model import ModelConfig, count
 from spade_jax.policy.tokenizer import ChatTokenizer
-from spade_jax.types import Environment, Role, UsageError
+from spade_jax.types import DesignTask, Environment, MemoryRecord, Role, UsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,22 +59,11 @@ class Run:
 @contextlib.contextmanager
 def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
     """Everything a run needs, and the learner's state before the first update."""
-    jax.monitoring.register_event_duration_secs_listener(_count)
+    _listen_for_compiles()
     folder = hub.folder(c.model.path)
-    try:
-        tokenizer = ChatTokenizer(folder)
-        model, params = hub.load(folder)
-    except (FileNotFoundError, ValueError) as error:
-        raise UsageError(str(error)) from error
-    check_sizes(c, model)
-    corpus = None
-    if c.corpus.enabled:
-        corpus = Corpus(c.corpus.path, seed=c.corpus.seed, max_words=c.corpus.max_words)
-        if corpus.skipped:
-            print(
-                f"warning: skipped {corpus.skipped} lines of {corpus.path} without text, "
-                f"such as {corpus.skipped_lines}"
-            )
+    tokenizer = ChatTokenizer(folder)
+    model, params = hub.load(folder)
+    check_sizes(c, model, tokenizer)
     tx = step.optimizer(
         c.optimizer.lr,
         beta1=c.optimizer.beta1,
@@ -78,15 +71,17 @@ def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
         weight_decay=c.optimizer.weight_decay,
         clip_norm=c.optimizer.clip_norm,
     )
-    with Sandbox(**c.sandbox) as sandbox:
-        learner = Learner(
-            model, hyper(c), tx, settings(c), jax.tree.map(jnp.copy, params) if c.learn.kl else None
-        )
-        pool = []
-        if c.design.fixed_pool:
-            pool = bundled_pool(c.seed, c.design.fixed_pool, c.skills, bundled_corpus(c))
-        known = folder / hub.PROGRAMS_FILE
-        training = frozenset(known.read_text().split() if known.exists() else ())
+    learner = Learner(
+        model, hyper(c), tx, settings(c), jax.tree.map(jnp.copy, params) if c.learn.kl else None
+    )
+    pool = []
+    if c.design.fixed_pool:
+        with bundled_corpus(c) as documents:
+            pool = bundled_pool(c.seed, c.design.fixed_pool, c.skills, documents)
+    known = folder / hub.PROGRAMS_FILE
+    training = frozenset(known.read_text().split() if known.exists() else ())
+    with open_corpus(c) as corpus, Sandbox(**c.sandbox) as sandbox:
+        check_prompts(c, model, tokenizer, corpus)
         run = Run(c, model, tokenizer, corpus, pool, training, sandbox, learner, Timer())
         yield run, step.create(params, tx)
 
@@ -119,7 +114,7 @@ def settings(c: config_dict.ConfigDict) -> Settings:
     )
 
 
-def check_sizes(c: config_dict.ConfigDict, model: ModelConfig) -> None:
+def check_sizes(c: config_dict.ConfigDict, model: ModelConfig, tokenizer: ChatTokenizer) -> None:
     """What is asked for must fit the model that was loaded."""
     for field, tokens in (
         ("play.context", c.play.context),
@@ -130,6 +125,60 @@ def check_sizes(c: config_dict.ConfigDict, model: ModelConfig) -> None:
                 f"{field} is {tokens} but the model has {model.max_positions} positions; lower "
                 f"--config.{field} or take a model of longer context"
             )
+    if tokenizer.vocab > model.vocab:
+        raise UsageError(
+            f"{hub.folder(c.model.path)} has a tokenizer of {tokenizer.vocab} entries for a model "
+            f"of {model.vocab}; put the tokenizer.json of this model there"
+        )
+
+
+def check_prompts(
+    c: config_dict.ConfigDict, model: ModelConfig, tokenizer: ChatTokenizer, corpus: Corpus | None
+) -> None:
+    """Design prompts must leave room for a reply; the first documents stand for the others."""
+    if c.design.fixed_pool:
+        return
+    room = design_context(c, model)
+    family = next(iter(FAMILIES))
+    program = sample_program(random.Random(c.seed), family, LEVELS[-1], "World")
+    example = MemoryRecord(
+        environment_id="", skill="", code=program.code, fingerprint="", iteration=0, win_rate=0.0
+    )
+    for n in range(c.design.num_envs):
+        task = DesignTask(
+            iteration=0,
+            slot=n,
+            skill=max(c.skills, key=len),
+            kind=program.kind,
+            document=corpus.document(n) if corpus else None,
+            positives=(example,) * (c.memory.positives if c.memory.enabled else 0),
+            negatives=(example,) * (c.memory.negatives if c.memory.enabled else 0),
+        )
+        said = prompts.designer_messages(task, c.design.prompts, c.memory.code_characters)
+        tokens = len(tokenizer.prompt(said))
+        if tokens >= room:
+            raise UsageError(
+                f"a design prompt has {tokens} tokens, but the model's {model.max_positions} "
+                f"positions and learn.row_tokens {c.learn.row_tokens} hold {room} with the reply; "
+                "lower corpus.max_words or memory.code_characters, or raise learn.row_tokens"
+            )
+
+
+def design_context(c: config_dict.ConfigDict, model: ModelConfig) -> int:
+    """Most tokens of a design prompt and its reply, which is trained on in one row."""
+    return min(model.max_positions, max(c.learn.row_tokens))
+
+
+@contextlib.contextmanager
+def open_corpus(c: config_dict.ConfigDict) -> Iterator[Corpus | None]:
+    """The documents to design from, with a warning where lines are skipped; None without."""
+    if not c.corpus.enabled:
+        yield None
+        return
+    with Corpus(c.corpus.path, seed=c.corpus.seed, max_words=c.corpus.max_words) as corpus:
+        if warning := corpus.warning():
+            print(f"warning: {warning}")
+        yield corpus
 
 
 def bundled_corpus(c: config_dict.ConfigDict) -> Corpus:
@@ -140,7 +189,8 @@ def bundled_corpus(c: config_dict.ConfigDict) -> Corpus:
 def held_out(run: Run) -> tuple[Item, ...]:
     """The held-out set of the config; it is about the bundled documents, whatever the corpus."""
     c = run.config
-    return held_out_set(c.evaluation.seed, c.evaluation.per_level, bundled_corpus(c))
+    with bundled_corpus(c) as documents:
+        return held_out_set(c.evaluation.seed, c.evaluation.per_level, documents)
 
 
 def play_rules(c: config_dict.ConfigDict) -> Rules:
@@ -157,9 +207,13 @@ def play_rules(c: config_dict.ConfigDict) -> Rules:
 _compiles = 0
 
 
-def _count(event: str, duration: float, **_: str | int) -> None:
-    global _compiles
-    _compiles += event == "/jax/core/compile/backend_compile_duration"
+@functools.cache  # a second listener would count all once more
+def _listen_for_compiles() -> None:
+    def count(event: str, duration: float, **_: str | int) -> None:
+        global _compiles
+        _compiles += event == "/jax/core/compile/backend_compile_duration"
+
+    jax.monitoring.register_event_duration_secs_listener(count)
 
 
 def compiles() -> int:

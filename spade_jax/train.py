@@ -44,6 +44,7 @@ from spade_jax.types import (
     DesignTask,
     Environment,
     Episode,
+    EpisodeEnd,
     FailureKind,
     HostState,
     MemoryRecord,
@@ -52,6 +53,7 @@ from spade_jax.types import (
     Role,
     Sample,
     Tracker,
+    UsageError,
     Verdict,
 )
 
@@ -116,7 +118,7 @@ def write_designs(run: Run, policy: Policy, tasks: Sequence[DesignTask]) -> list
     return designer.design(
         policy,
         tasks,
-        Budget(c.design.max_tokens, run.model.max_positions, c.design.temperature),
+        Budget(c.design.max_tokens, run_setup.design_context(c, run.model), c.design.temperature),
         seed=c.seed,
         prompt_set=c.design.prompts,
         code_characters=c.memory.code_characters,
@@ -378,26 +380,33 @@ def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Ma
             seed=c.evaluation.seed,
             wave=c.sampling.slots,
         )
+    starved = sum(not e.turns and e.end is EpisodeEnd.TOKENS for e in episodes)
+    if starved:
+        raise UsageError(
+            f"play.context is {c.play.context}, but {starved} of the {len(items)} held-out tasks "
+            "fill it before the first reply; raise --config.play.context, in a new --workdir"
+        )
     record.write_evaluation(workdir, iteration, items, episodes)
     return measures.of_evaluation(items, episodes)
 
 
 def train(c: config_dict.ConfigDict, workdir: Path) -> int:
     """Run, or go on with, the run of this config in `workdir`; returns the exit code."""
-    if not configs.compare(c, workdir):
-        configs.save(c, workdir)
-    with (
-        run_setup.set_up(c) as (run, state),
-        Checkpoints(workdir / "checkpoints", c.checkpoint.keep) as checkpoints,
-    ):
+    known = configs.compare(c, workdir)
+    with contextlib.ExitStack() as stack:
+        run, state = stack.enter_context(run_setup.set_up(c))
+        if not known:  # only now, so that a mistake found above leaves no trace
+            configs.save(c, workdir)
+        checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", c.checkpoint.keep))
         host = HostState()
         found = checkpoints.restore(jax.eval_shape(lambda: state))
         if found:
             _, state, host = found
-            print(f"going on in {workdir} at iteration {host.iteration}")
         if host.iteration >= c.iterations:
             print(f"{workdir} is finished: {host.iteration} iterations are done")
             return 0
+        if found:
+            print(f"going on in {workdir} at iteration {host.iteration}")
         run_setup.describe(run)
         return loop(run, state, host, checkpoints, workdir)
 

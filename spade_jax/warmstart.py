@@ -43,11 +43,14 @@ FLAGS = flags.FLAGS
 
 def make_lessons(c: config_dict.ConfigDict, path: pathlib.Path) -> None:
     """Write the bundled lessons as JSONL, in one rename."""
-    corpus = Corpus("", seed=c.seed, max_words=c.data.max_words)
     rules = play_rules(c)
     draft = path.with_suffix(".draft")
-    programs = [lessons.draw_program(c.seed, n, corpus)[0] for n in range(c.data.programs)]
-    with draft.open("w") as file, Sandbox() as sandbox:
+    with (
+        Corpus("", seed=c.seed, max_words=c.data.max_words) as corpus,
+        draft.open("w") as file,
+        Sandbox() as sandbox,
+    ):
+        programs = [lessons.draw_program(c.seed, n, corpus)[0] for n in range(c.data.programs)]
 
         def write(lesson: lessons.Lesson) -> None:
             file.write(json.dumps(dataclasses.asdict(lesson)) + "\n")
@@ -205,9 +208,11 @@ def train(
 
 def evaluate(c: config_dict.ConfigDict, policy: Policy, workdir: pathlib.Path) -> str:
     """The table of designs and of play, also written to WORKDIR/table.txt."""
-    corpus = Corpus("", seed=c.seed + 1, max_words=c.data.max_words)
     training = set((workdir / hub.PROGRAMS_FILE).read_text().split())
-    with Sandbox() as sandbox:
+    with (
+        Corpus("", seed=c.seed + 1, max_words=c.data.max_words) as corpus,
+        Sandbox() as sandbox,
+    ):
         table, _, _ = warmstart_table.measure_designs(
             policy,
             sandbox,
@@ -253,14 +258,14 @@ def main() -> None:
     c = FLAGS.config
     workdir = pathlib.Path(FLAGS.workdir)
     folder = workdir / "model"
+    path = pathlib.Path(c.data.path) if c.data.path else workdir / "lessons.jsonl"
+    if c.data.path and not path.is_file():
+        raise UsageError(f"data.path {path} is no file; give a JSONL of conversations")
     if not configs.compare(c, workdir):
         configs.save(c, workdir)
     folder.mkdir(exist_ok=True)
     began = time.monotonic()
-    path = pathlib.Path(c.data.path) if c.data.path else workdir / "lessons.jsonl"
     if not path.exists():
-        if c.data.path:
-            raise UsageError(f"data.path {path} does not exist; give a JSONL of conversations")
         make_lessons(c, path)
     conversations = read_conversations(path)
     config, params, chat = starting_point(c, conversations, folder)

@@ -2,15 +2,45 @@
 
 import os
 import shutil
+import tempfile
 
-# Read when jax is imported, by the tests and by the processes they start.
+# Read when jax is imported, by the tests and by the processes they start. What one test has
+# compiled, another need not compile again.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="spade-jax-compiled-")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 os.environ["MPLBACKEND"] = "Agg"
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two small layers that has learned to box one digit, and little else."""
+    from tests import small_run
+
+    return small_run.small_model(tmp_path_factory.mktemp("small_model"))
+
+
+@pytest.fixture(scope="session")
+def finished_run(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The workdir of a run of two iterations in which the scripted designer wrote."""
+    from spade_jax import train
+    from tests import small_run
+
+    workdir = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        small_run.script_the_designer(patch)
+        assert train.train(small_run.run_config(model_folder), workdir) == 0
+    return workdir
 
 
 @pytest.fixture

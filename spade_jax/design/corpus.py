@@ -41,7 +41,7 @@ class Corpus:
 
     Only the place of each line is held in memory. Lines that are blank, broken or without text
     are skipped; `skipped` counts them and `skipped_lines` names the first five (from 1). Raises
-    ValueError where the file is missing or holds no document.
+    UsageError where the file is missing or holds no document.
     """
 
     def __init__(self, path: str, *, seed: int, max_words: int) -> None:
@@ -54,13 +54,13 @@ class Corpus:
         try:
             self._file = self.path.open("rb")
         except OSError as error:
-            raise ValueError(
+            raise types.UsageError(
                 f"cannot open the corpus {self.path} ({error.strerror}): {_REMEDY}"
             ) from None
         self._index()
         if not self._starts:
             self.close()
-            raise ValueError(f"the corpus {self.path} holds no document: {_REMEDY}")
+            raise types.UsageError(f"the corpus {self.path} holds no document: {_REMEDY}")
         source = grain.MapDataset.range(len(self._starts))
         self._order = source.shuffle(seed=seed % 2**32)
 
@@ -78,7 +78,7 @@ class Corpus:
         line = os.pread(self._file.fileno(), self._lengths[row], self._starts[row])
         record = _parse(line)
         if record is None:
-            raise ValueError(
+            raise types.UsageError(
                 f"line {self._lines[row]} of the corpus {self.path} has changed since the start: "
                 "leave the file as it is during a run and start again"
             )

@@ -9,7 +9,7 @@ from spade_jax.design import memory, prompts, skills
 from spade_jax.design.corpus import Corpus
 from spade_jax.envs import parsers
 from spade_jax.policy.conversation import Budget, Speaker, stream
-from spade_jax.types import Design, DesignTask, HostState, StopReason
+from spade_jax.types import Design, DesignTask, HostState, StopReason, UsageError
 
 
 def draw_tasks(
@@ -67,9 +67,9 @@ def design(
     for i, task in enumerate(tasks):
         reply = replies[i]
         if reply is None:
-            raise ValueError(
+            raise UsageError(
                 f"the design prompt of slot {task.slot} leaves no room for a reply; lower "
-                "corpus.max_words or memory.code_characters, or take a model of longer context"
+                "corpus.max_words or memory.code_characters, or raise learn.row_tokens"
             )
         designs.append(
             Design(

@@ -7,12 +7,18 @@ from collections.abc import Sequence
 
 from spade_jax.design.corpus import Corpus
 from spade_jax.design.families import FAMILIES, LEVELS, sample_program, theme_of
-from spade_jax.types import Environment
+from spade_jax.types import Environment, UsageError
 
 
 def bundled_pool(seed: int, size: int, skills: Sequence[str], corpus: Corpus) -> list[Environment]:
     """`size` programs of the bundled families that belong to `skills`, all levels alike."""
     families = [family for family in FAMILIES.values() if family.skill in skills]
+    if not families:
+        known = ", ".join(sorted({family.skill for family in FAMILIES.values()}))
+        raise UsageError(
+            f"no bundled environment is of the skills {', '.join(skills)}, so there is no fixed "
+            f"pool; choose skills among {known}"
+        )
     pool = []
     for n in range(size):
         rng = random.Random(f"{seed}/fixed-pool/{n}")
@@ -32,10 +38,12 @@ def bundled_pool(seed: int, size: int, skills: Sequence[str], corpus: Corpus) ->
 
 
 def draw(pool: Sequence[Environment], count: int, epoch: int, seed: int) -> list[Environment]:
-    """The environments of an epoch: without replacement until the pool is used up, then again."""
-    drawn = []
-    for position in range(epoch * count, (epoch + 1) * count):
-        order = list(range(len(pool)))
-        random.Random(f"{seed}/fixed-order/{position // len(pool)}").shuffle(order)
-        drawn.append(pool[order[position % len(pool)]])
-    return drawn
+    """The environments of an epoch, all different.
+
+    The pool is gone through in whole epochs; when too few are left for one, it is shuffled anew.
+    """
+    epochs = len(pool) // count
+    order = list(pool)
+    random.Random(f"{seed}/fixed-order/{epoch // epochs}").shuffle(order)
+    start = epoch % epochs * count
+    return order[start : start + count]

@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from spade_jax.policy import model
 from spade_jax.policy.model import ModelConfig, Parameter, Params
+from spade_jax.types import UsageError
 
 PROGRAMS_FILE = "training_programs.txt"  # fingerprints of the programs a model learned from
 BUNDLED = pathlib.Path(__file__).parent.parent / "assets" / "tiny"
@@ -27,22 +28,33 @@ def folder(path: str) -> pathlib.Path:
 def read_config(path: str | pathlib.Path) -> ModelConfig:
     """Sizes from a folder's `config.json`.
 
-    Raises FileNotFoundError or ValueError, in one sentence, where it is missing or of a model
-    this package does not have. The rotary base is read from both places transformers keeps it.
+    Raises UsageError where it is missing, broken, or of a model this package does not have. The
+    rotary base is read from both places transformers keeps it.
     """
     file = pathlib.Path(path) / "config.json"
     if not file.is_file():
-        raise FileNotFoundError(
-            f"{file} is missing; point model.path at a folder of Hugging Face files"
-        )
-    raw = json.loads(file.read_text())
+        raise UsageError(f"{file} is missing; point model.path at a folder of Hugging Face files")
+    try:
+        raw = json.loads(file.read_text())
+        return _sizes(file, raw)
+    except KeyError as error:
+        raise UsageError(
+            f"{file} has no {error.args[0]}; take the model's own config.json"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"{file} is no valid JSON ({error}); take it from the model again"
+        ) from None
+
+
+def _sizes(file: pathlib.Path, raw: dict[str, Any]) -> ModelConfig:
     if raw.get("model_type") != "qwen3":
-        raise ValueError(
+        raise UsageError(
             f"{file} says model_type {raw.get('model_type')!r}; only 'qwen3' is supported"
         )
     theta = raw.get("rope_theta") or (raw.get("rope_parameters") or {}).get("rope_theta")
     if theta is None:
-        raise ValueError(f"{file} has no rope_theta; add the model's rotary base")
+        raise UsageError(f"{file} has no rope_theta; add the model's rotary base")
     return ModelConfig(
         vocab=raw["vocab_size"],
         width=raw["hidden_size"],
@@ -93,23 +105,26 @@ def load(path: str | pathlib.Path) -> tuple[ModelConfig, Params]:
     c = read_config(path)
     files = sorted(pathlib.Path(path).glob("*.safetensors"))
     if not files:
-        raise FileNotFoundError(f"{path} has no .safetensors file; put the model's weights there")
+        raise UsageError(f"{path} has no .safetensors file; put the model's weights there")
     tensors: dict[str, np.ndarray] = {}
     for file in files:
-        with safe_open(file, framework="numpy") as f:
-            for name in f.keys():  # noqa: SIM118 - not a mapping
-                if name in tensors:
-                    raise ValueError(f"{file} holds {name} a second time; remove one of the files")
-                tensors[name] = f.get_tensor(name)
+        try:
+            with safe_open(file, framework="numpy") as f:
+                found = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise UsageError(f"{file} is damaged ({error}); take it from the model again") from None
+        for name in found.keys() & tensors.keys():
+            raise UsageError(f"{file} holds {name} a second time; remove one of the files")
+        tensors |= found
 
     def fill(p: Parameter) -> jax.Array:
         layers = []
         for name in tensor_names(p):
             if name not in tensors:
-                raise ValueError(f"{path} has no tensor {name}; the weights are incomplete")
+                raise UsageError(f"{path} has no tensor {name}; the weights are incomplete")
             t = tensors.pop(name)
             if t.shape != p.hf_shape:
-                raise ValueError(
+                raise UsageError(
                     f"{path}: {name} has shape {t.shape}, config.json asks for {p.hf_shape}"
                 )
             layers.append((t.T if p.transpose else t).astype(np.float32))
@@ -117,7 +132,7 @@ def load(path: str | pathlib.Path) -> tuple[ModelConfig, Params]:
 
     params = jax.tree.map(fill, model.declare(c), is_leaf=model.is_parameter)
     if tensors:
-        raise ValueError(
+        raise UsageError(
             f"{path} holds tensors this model does not have, such as {min(tensors)}; "
             "check config.json (tie_word_embeddings, num_hidden_layers)"
         )

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from spade_jax.types import Generation, Message, StopReason, TokenRecord
+from spade_jax.types import Generation, Message, StopReason, TokenRecord, UsageError
 
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 CONTROL = (PAD, START, END)
@@ -43,20 +43,23 @@ SPLIT = (
 class ChatTokenizer:
     """Encodes conversations for one model folder's tokenizer.
 
-    `stop_ids` end a turn. Raises FileNotFoundError in one sentence where the folder has none.
+    `stop_ids` end a turn. Raises UsageError where the folder has none that serves.
     """
 
     def __init__(self, folder: str | pathlib.Path) -> None:
         path = pathlib.Path(folder) / "tokenizer.json"
         if not path.is_file():
-            raise FileNotFoundError(
+            raise UsageError(
                 f"{path} is missing; copy the model's tokenizer.json and tokenizer_config.json "
                 "into its folder"
             )
-        self._tokenizer = Tokenizer.from_file(str(path))
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise UsageError(f"{path} is damaged ({error}); take it from the model again") from None
         missing = [t for t in CONTROL if self._tokenizer.token_to_id(t) is None]
         if missing:
-            raise ValueError(
+            raise UsageError(
                 f"{path} has no token {missing[0]}; the chat form needs a Qwen-style tokenizer"
             )
         self._tokenizer.encode_special_tokens = True

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from spade_jax.policy import hub, model
 from spade_jax.policy.model import ModelConfig
+from spade_jax.types import UsageError
 from tests.policy.small import SMALL, UNTIED, random_params
 
 BOTH = pytest.mark.parametrize("c", [SMALL, UNTIED], ids=["tied", "untied"])
@@ -104,13 +105,13 @@ def test_the_head_size_may_be_left_out(folder: Path) -> None:
 
 
 def test_a_folder_without_config(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"config.json is missing; point model.path at"):
+    with pytest.raises(UsageError, match=r"config.json is missing; point model.path at"):
         hub.load(tmp_path)
 
 
 def test_a_folder_without_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"has no .safetensors file; put the model's"):
+    with pytest.raises(UsageError, match=r"has no .safetensors file; put the model's"):
         hub.load(folder)
 
 

@@ -12,7 +12,7 @@ from spade_jax.policy.tokenizer import (
     save_tokenizer,
     train_tokenizer,
 )
-from spade_jax.types import Message, StopReason, TokenRecord
+from spade_jax.types import Message, StopReason, TokenRecord, UsageError
 
 SYSTEM = Message(role="system", content="You are the player.")
 ASK = Message(role="user", content="What is the sum of 17 and 25?\n  Think first.")
@@ -133,7 +133,7 @@ def test_supervision_trains_replies_and_one_stop_each(tokenizer: ChatTokenizer) 
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json is missing; copy the model's"):
+    with pytest.raises(UsageError, match=r"tokenizer\.json is missing; copy the model's"):
         ChatTokenizer(tmp_path)
 
 
