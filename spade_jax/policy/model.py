@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 Params = dict[str, Any]
+UNROLLED = 8  # at most so many layers are unrolled
 QUERY_CHUNK = 128  # queries per attention block; each sees only the keys up to its own end
 
 
@@ -75,7 +76,7 @@ def declare(c: ModelConfig) -> dict[str, Any]:
     def norm(name: str, size: int, axis: str) -> Parameter:
         return Parameter((n, size), ("layer", axis), layer + name + ".weight", (size,))
 
-    def linear(name: str, ins: dict[str, int], outs: dict[str, int], std: float) -> Parameter:
+    def weight(name: str, ins: dict[str, int], outs: dict[str, int], std: float) -> Parameter:
         shape = (n, *ins.values(), *outs.values())
         hf_shape = (math.prod(outs.values()), math.prod(ins.values()))
         return Parameter(
@@ -92,16 +93,16 @@ def declare(c: ModelConfig) -> dict[str, Any]:
         ),
         "layers": {
             "attn_norm": norm("input_layernorm", d, "model"),
-            "q": linear("self_attn.q_proj", {"model": d}, {"head": h, "head_size": s}, std),
-            "k": linear("self_attn.k_proj", {"model": d}, {"kv_head": k, "head_size": s}, std),
-            "v": linear("self_attn.v_proj", {"model": d}, {"kv_head": k, "head_size": s}, std),
+            "q": weight("self_attn.q_proj", {"model": d}, {"head": h, "head_size": s}, std),
+            "k": weight("self_attn.k_proj", {"model": d}, {"kv_head": k, "head_size": s}, std),
+            "v": weight("self_attn.v_proj", {"model": d}, {"kv_head": k, "head_size": s}, std),
             "q_norm": norm("self_attn.q_norm", s, "head_size"),
             "k_norm": norm("self_attn.k_norm", s, "head_size"),
-            "o": linear("self_attn.o_proj", {"head": h, "head_size": s}, {"model": d}, out_std),
+            "o": weight("self_attn.o_proj", {"head": h, "head_size": s}, {"model": d}, out_std),
             "ffn_norm": norm("post_attention_layernorm", d, "model"),
-            "gate": linear("mlp.gate_proj", {"model": d}, {"ffn": f}, std),
-            "up": linear("mlp.up_proj", {"model": d}, {"ffn": f}, std),
-            "down": linear("mlp.down_proj", {"ffn": f}, {"model": d}, out_std),
+            "gate": weight("mlp.gate_proj", {"model": d}, {"ffn": f}, std),
+            "up": weight("mlp.up_proj", {"model": d}, {"ffn": f}, std),
+            "down": weight("mlp.down_proj", {"ffn": f}, {"model": d}, out_std),
         },
         "final_norm": Parameter((d,), ("model",), "model.norm.weight", (d,)),
     }
@@ -165,15 +166,23 @@ def rotate(x_BTHC: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BTHC.dtype)
 
 
+def linear(x_BTI: jax.Array, w: jax.Array) -> jax.Array:
+    """Product over x's last and w's first axis, in x's dtype.
+
+    One plain matrix product of all tokens: on a CPU its gradient is a quarter cheaper than that
+    of a contraction over batch and time as two axes.
+    """
+    b, t, size = x_BTI.shape
+    out = x_BTI.reshape(b * t, size) @ w.reshape(size, -1).astype(x_BTI.dtype)
+    return out.reshape(b, t, *w.shape[1:])
+
+
 def project(
     p: Params, x_BTD: jax.Array, angles: tuple[jax.Array, jax.Array], c: ModelConfig
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Queries (B,T,H,C), keys and values (B,T,K,C) of one layer; queries and keys rotated."""
     x_BTD = rms_norm(x_BTD, p["attn_norm"], c.norm_eps)
-    dtype = x_BTD.dtype
-    q_BTHC = jnp.einsum("BTD,DHC->BTHC", x_BTD, p["q"].astype(dtype))
-    k_BTKC = jnp.einsum("BTD,DKC->BTKC", x_BTD, p["k"].astype(dtype))
-    v_BTKC = jnp.einsum("BTD,DKC->BTKC", x_BTD, p["v"].astype(dtype))
+    q_BTHC, k_BTKC, v_BTKC = (linear(x_BTD, p[name]) for name in "qkv")
     q_BTHC = rotate(rms_norm(q_BTHC, p["q_norm"], c.norm_eps), *angles)
     k_BTKC = rotate(rms_norm(k_BTKC, p["k_norm"], c.norm_eps), *angles)
     return q_BTHC, k_BTKC, v_BTKC
@@ -206,14 +215,11 @@ def attend(
 
 def finish_layer(p: Params, x_BTD: jax.Array, out_BTHC: jax.Array, c: ModelConfig) -> jax.Array:
     """Add a layer's attention output and its feed-forward to the residual stream."""
-    dtype = x_BTD.dtype
-    x_BTD = x_BTD + jnp.einsum("BTHC,HCD->BTD", out_BTHC, p["o"].astype(dtype))
+    b, t = x_BTD.shape[:2]
+    x_BTD = x_BTD + linear(out_BTHC.reshape(b, t, -1), p["o"].reshape(-1, c.width))
     y_BTD = rms_norm(x_BTD, p["ffn_norm"], c.norm_eps)
-    gate_BTF = jnp.einsum("BTD,DF->BTF", y_BTD, p["gate"].astype(dtype))
-    up_BTF = jnp.einsum("BTD,DF->BTF", y_BTD, p["up"].astype(dtype))
-    return x_BTD + jnp.einsum(
-        "BTF,FD->BTD", jax.nn.silu(gate_BTF) * up_BTF, p["down"].astype(dtype)
-    )
+    gated_BTF = jax.nn.silu(linear(y_BTD, p["gate"])) * linear(y_BTD, p["up"])
+    return x_BTD + linear(gated_BTF, p["down"])
 
 
 def embed(params: Params, tokens_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -284,7 +290,10 @@ def hidden(
             return finish_layer(p, x_BTD, out_BTHC, c), None
 
     body = jax.checkpoint(layer) if remat == "layer" else layer
-    x_BTD, _ = jax.lax.scan(body, embed(params, tokens_BT, dtype), params["layers"])
+    # A few layers run a quarter faster unrolled; many compile once as a loop.
+    x_BTD, _ = jax.lax.scan(
+        body, embed(params, tokens_BT, dtype), params["layers"], unroll=c.layers <= UNROLLED
+    )
     return rms_norm(x_BTD, params["final_norm"], c.norm_eps)
 
 
