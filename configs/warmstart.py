@@ -35,12 +35,12 @@ def get_config() -> config_dict.ConfigDict:
     c.data.max_turns = 8  # of a scripted episode
 
     c.train = config_dict.ConfigDict()
-    c.train.steps = 4500  # optimizer steps
+    c.train.steps = 3500  # optimizer steps
     c.train.lr = 4e-3  # peak
     c.train.warmup = 200  # steps of linear rise
     c.train.final_share = 0.02  # of the peak, reached by a cosine at the last step
     c.train.row_tokens = (192, 640)  # lengths of packed rows
-    c.train.rows = (8, 2)  # packed rows of each length in a step
+    c.train.rows = (12, 1)  # packed rows of each length in a step
     c.train.aggregation = "token_mean"  # token_mean | sequence_mean
     c.train.beta1 = 0.9
     c.train.beta2 = 0.98
