@@ -8,7 +8,6 @@ from pathlib import Path
 
 import matplotlib.axes
 import matplotlib.figure
-from ml_collections import config_dict
 
 from spade_jax.evals.heldout import Comparison, Mean, compare, mean
 from spade_jax.learn.regret import pool_regrets
@@ -19,7 +18,7 @@ from spade_jax.types import Regret
 Lines = Sequence[dict[str, Value]]
 
 
-def write(workdir: Path, c: config_dict.ConfigDict) -> str:
+def write(workdir: Path) -> str:
     """The run's table as text; also WORKDIR/summary.txt and WORKDIR/plot.png."""
     evaluations, metrics = read_evaluations(workdir), read_metrics(workdir)
     text = table(evaluations, metrics)
@@ -41,7 +40,7 @@ def table(evaluations: dict[int, list[Outcome]], metrics: Lines) -> str:
     ]
     for title, key in (("family", lambda o: o.family), ("level", lambda o: o.level)):
         lines.append(f"by {title}")
-        for name, part in _parts(before, after, key).items():
+        for name, part in parts(before, after, key).items():
             whole = overall.gain.value * overall.gain.n
             share = part.gain.value * part.gain.n / whole if whole else math.nan
             lines.append(_row(str(name), part, share))
@@ -115,7 +114,7 @@ def plot(evaluations: dict[int, list[Outcome]], metrics: Lines) -> matplotlib.fi
     return figure
 
 
-def _parts(
+def parts(
     before: Sequence[Outcome], after: Sequence[Outcome], key: Callable[[Outcome], object]
 ) -> dict[object, Comparison]:
     names = dict.fromkeys(key(o) for o in before)

@@ -454,7 +454,7 @@ def loop(
             f"--workdir={workdir} to go on"
         )
         return 128 + interruption.signal
-    print(summary.write(workdir, c))
+    print(summary.write(workdir))
     return 0
 
 

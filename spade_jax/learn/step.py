@@ -63,6 +63,16 @@ def create(params: Params, tx: optax.GradientTransformation) -> LearnerState:
     return LearnerState(params=params, opt_state=tx.init(params), step=jnp.zeros((), jnp.int32))
 
 
+def take(rows: Rows, i: jax.Array) -> Rows:
+    """Micro-batch `i`, inside a loop over some of them.
+
+    The barrier ties it to `i`. Where there is room for one micro-batch only, the compiler would
+    otherwise move its whole computation out of the loop, and run it when none is in use.
+    """
+    micro = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), rows)
+    return jax.lax.optimization_barrier((micro, i))[0]
+
+
 def predict(params: Params, rows: Rows, c: ModelConfig, h: Hyper) -> tuple[jax.Array, jax.Array]:
     """Tempered log-probability and entropy, (R, T) each, of one micro-batch's targets."""
     x_BTD = model.hidden(
@@ -133,8 +143,7 @@ def gradients(
     for b, rows in enumerate(batch):
 
         def add(i: jax.Array, sums: tuple, rows: Rows = rows) -> tuple:
-            micro = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), rows)
-            return jax.tree.map(jnp.add, sums, differentiate(params, micro, c, h))
+            return jax.tree.map(jnp.add, sums, differentiate(params, take(rows, i), c, h))
 
         sums = jax.lax.fori_loop(0, counts[b], add, sums)
     (loss, stats), grads = sums
@@ -180,8 +189,7 @@ def score(
     for b, rows in enumerate(batch):
 
         def one(i: jax.Array, logps: jax.Array, rows: Rows = rows) -> jax.Array:
-            micro = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), rows)
-            return logps.at[i].set(predict(params, micro, c, h)[0])
+            return logps.at[i].set(predict(params, take(rows, i), c, h)[0])
 
         start = jnp.zeros(rows.weight.shape, jnp.float32)
         out.append(jax.lax.fori_loop(0, counts[b], one, start))
