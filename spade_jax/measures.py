@@ -26,7 +26,7 @@ from spade_jax.types import (
 
 Measured = dict[str, Value]
 
-_CLASS = re.compile(r"\bclass (\w+Env)\b")
+_CLASS = re.compile(r"\bclass[ \t]+(\w*Env)\b")
 
 
 @dataclasses.dataclass(frozen=True)
