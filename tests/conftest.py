@@ -4,10 +4,11 @@ import os
 import shutil
 import tempfile
 
-# Read when jax is imported, by the tests and by the processes they start. What one test has
-# compiled, another need not compile again.
+# Read when jax is imported, by the tests and by the processes they start. Compiling is what takes
+# their time: it optimises little, and what one test has compiled, another need not compile again.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="spade-jax-compiled-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 os.environ["MPLBACKEND"] = "Agg"
