@@ -249,6 +249,11 @@ RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
         "name as many lengths as counts; correct one of them",
     ),
     (
+        lambda c: list(c.learn.row_tokens) == sorted(set(c.learn.row_tokens)),
+        "learn.row_tokens is {c.learn.row_tokens} but lengths must ascend; sort them, and "
+        "learn.rows with them",
+    ),
+    (
         lambda c: max(c.learn.row_tokens) >= c.play.context,
         "learn.row_tokens is {c.learn.row_tokens} but the longest must hold an episode of "
         "play.context ({c.play.context}) tokens; raise it or lower play.context",

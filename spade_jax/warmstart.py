@@ -247,6 +247,11 @@ def check(c: config_dict.ConfigDict) -> None:
             f"train.row_tokens {c.train.row_tokens} and train.rows {c.train.rows} must name as "
             "many lengths as counts; correct one of them"
         )
+    if list(c.train.row_tokens) != sorted(set(c.train.row_tokens)):
+        raise configs.ConfigError(
+            f"train.row_tokens is {c.train.row_tokens} but lengths must ascend; sort them, and "
+            "train.rows with them"
+        )
     if not 0 <= c.train.warmup < c.train.steps:
         raise configs.ConfigError(
             f"train.warmup is {c.train.warmup} but must be below train.steps ({c.train.steps}); "

@@ -72,21 +72,22 @@ def token_weights(rows: Sequence[Row], aggregation: str) -> list[float]:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where every conversation lies: `places[i]` is (bucket, packed row, start) or None."""
+    """Where every conversation lies: `places[i]` is (bucket, packed row, start)."""
 
     buckets: tuple[int, ...]
-    places: tuple[tuple[int, int, int] | None, ...]
+    places: tuple[tuple[int, int, int], ...]
     rows: tuple[int, ...]  # packed rows used in each bucket
 
 
 def lay_out(lengths: Sequence[int], buckets: Sequence[int]) -> Layout:
     """First-fit packing, longest first, each conversation in the shortest row that can hold it.
 
-    A conversation longer than the longest row is a ValueError.
+    `buckets` are the rows' lengths, ascending. A conversation longer than the longest row is a
+    ValueError.
     """
-    buckets = tuple(sorted(buckets))
+    buckets = tuple(buckets)
     free: list[list[int]] = [[] for _ in buckets]
-    places: list[tuple[int, int, int] | None] = [None] * len(lengths)
+    places = [(0, 0, 0)] * len(lengths)
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         if lengths[i] > buckets[-1]:
             raise ValueError(
