@@ -33,15 +33,15 @@ def table(evaluations: dict[int, list[Outcome]], metrics: Lines) -> str:
     first, last = min(evaluations), max(evaluations)
     before, after = evaluations[first], evaluations[last]
     overall = compare([o.won for o in before], [o.won for o in after])
+    whole = overall.gain.value * overall.gain.n
     lines = [
         f"held-out success of {len(before)} instances, iteration {first} to {last} (95% intervals)",
         f"{'':<12}{'before':>17}{'after':>17}{'gain':>17}  share of the gain",
-        _row("all", overall, 1.0),
+        _row("all", overall, 1.0 if whole else math.nan),
     ]
     for title, key in (("family", lambda o: o.family), ("level", lambda o: o.level)):
         lines.append(f"by {title}")
         for name, part in parts(before, after, key).items():
-            whole = overall.gain.value * overall.gain.n
             share = part.gain.value * part.gain.n / whole if whole else math.nan
             lines.append(_row(str(name), part, share))
     regret = regret_of(metrics)
@@ -128,7 +128,7 @@ def parts(
 
 def _row(name: str, part: Comparison, share: float) -> str:
     cells = "".join(f"{m!s:>17}" for m in (part.before, part.after, part.gain))
-    return f"{name:<12}{cells}{share:>10.0%}"
+    return f"{name:<12}{cells}{'-' if math.isnan(share) else f'{share:.0%}':>10}"
 
 
 def _band(axis: matplotlib.axes.Axes, steps: Sequence[int], means: Sequence[Mean]) -> None:
