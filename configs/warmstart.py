@@ -35,9 +35,10 @@ def get_config() -> config_dict.ConfigDict:
     c.data.max_turns = 8  # of a scripted episode
 
     c.train = config_dict.ConfigDict()
-    c.train.steps = 3500  # optimizer steps
-    c.train.lr = 4e-3  # peak
-    c.train.warmup = 200  # steps of linear rise
+    c.train.steps = 5000  # optimizer steps
+    c.train.lr = 4e-3  # peak of Muon, which trains the layers' matrices
+    c.train.adam_lr = 4e-3  # peak of AdamW, which trains the rest
+    c.train.warmup = 100  # steps of linear rise
     c.train.final_share = 0.02  # of the peak, reached by a cosine at the last step
     c.train.row_tokens = (192, 640)  # lengths of packed rows
     c.train.rows = (12, 1)  # packed rows of each length in a step

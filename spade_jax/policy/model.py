@@ -65,6 +65,15 @@ class Parameter:
     def stacked(self) -> bool:
         return self.axes[0] == "layer"
 
+    @property
+    def matrix_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Input and output axes of a layer's matrix; None for norms, embedding and head."""
+        if not (self.stacked and self.transpose):
+            return None
+        axes = range(1, len(self.shape))
+        split = next(k for k in axes if math.prod(self.shape[1 : k + 1]) == self.hf_shape[1])
+        return tuple(axes[:split]), tuple(axes[split:])
+
 
 def declare(c: ModelConfig) -> dict[str, Any]:
     """The tree of all parameters of a model of this size."""
