@@ -80,8 +80,9 @@ class Layout:
 
 
 def lay_out(lengths: Sequence[int], buckets: Sequence[int]) -> Layout:
-    """First-fit packing, longest first, each conversation in the shortest row that can hold it.
+    """First-fit packing, longest first: a row is opened in the shortest length that can hold.
 
+    What longer rows have left takes short conversations before a row of their own is opened.
     `buckets` are the rows' lengths, ascending. A conversation longer than the longest row is a
     ValueError.
     """
@@ -94,8 +95,14 @@ def lay_out(lengths: Sequence[int], buckets: Sequence[int]) -> Layout:
                 f"a conversation of {lengths[i]} tokens does not fit rows of {buckets[-1]}; "
                 "raise learn.row_tokens or lower play.context and design.max_tokens"
             )
-        b = next(b for b, size in enumerate(buckets) if lengths[i] <= size)
-        row = next((r for r, space in enumerate(free[b]) if space >= lengths[i]), len(free[b]))
+        shortest = next(b for b, size in enumerate(buckets) if lengths[i] <= size)
+        room = (
+            (b, row)
+            for b in reversed(range(shortest, len(buckets)))
+            for row, space in enumerate(free[b])
+            if space >= lengths[i]
+        )
+        b, row = next(room, (shortest, len(free[shortest])))
         if row == len(free[b]):
             free[b].append(buckets[b])
         places[i] = (b, row, buckets[b] - free[b][row])
