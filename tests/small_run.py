@@ -35,6 +35,7 @@ WARM_START = {
     "train.steps": 30,
     "train.warmup": 3,
     "train.lr": 1e-2,
+    "train.adam_lr": 1e-2,
     "model.remat": "none",
     "train.row_tokens": (640,),
     "train.rows": (4,),

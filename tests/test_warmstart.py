@@ -53,13 +53,13 @@ def test_a_folder_to_start_from_gives_its_tokenizer_and_weights(
 ) -> None:
     path = write(tmp_path / "two.jsonl", [{"messages": MESSAGES}] * 2)
     fields = {"data.path": str(path), "model.path": str(model_folder), "train.steps": 1}
-    fields |= {"train.warmup": 0, "train.lr": 1e-6} | SHORT
+    fields |= {"train.warmup": 0, "train.lr": 1e-6, "train.adam_lr": 1e-6} | SHORT
     made = small_run.warm_start(tmp_path / "run", fields)
     assert (made / "tokenizer.json").read_bytes() == (model_folder / "tokenizer.json").read_bytes()
     (_, before), (_, after) = hub.load(model_folder), hub.load(made)
-    # The first step of Adam moves a weight by the rate at most, its decay aside.
+    # A step moves a weight by a few times the rate at most.
     moved = jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), before, after)
-    assert 0 < max(jax.tree.leaves(moved)) < 2e-6
+    assert 0 < max(jax.tree.leaves(moved)) < 5e-6
 
 
 def test_bundled_lessons_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -114,8 +114,8 @@ def test_a_resumed_warm_start_equals_an_uninterrupted_one(
 
 
 def test_rate_rises_and_falls() -> None:
-    fields = {"train.steps": 12, "train.warmup": 4, "train.lr": 0.5, "train.final_share": 0.125}
-    rate = warmstart.schedule(small_run.configured("warmstart", fields))
+    fields = {"train.steps": 12, "train.warmup": 4, "train.final_share": 0.125}
+    rate = warmstart.schedule(small_run.configured("warmstart", fields), 0.5)
     # Half way down the cosine: (0.5 + 0.0625) / 2.
     wanted = {0: 0.0, 2: 0.25, 4: 0.5, 8: 0.28125, 12: 0.0625}
     assert {n: pytest.approx(float(rate(n))) for n in wanted} == wanted
