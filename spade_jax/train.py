@@ -433,7 +433,8 @@ def loop(
             check_health(c, host, workdir)
             environments.write(made.designs, made.verdicts)
             record.write_episodes(workdir, iteration, made.episodes, c.log.episodes)
-            archive.append(iteration, host.memory[-len(host.pool) :] if host.pool else ())
+            played = {entry.environment.id for entry in host.pool}
+            archive.append(iteration, (m for m in host.memory if m.environment_id in played))
             last = host.iteration == c.iterations
             if last or (c.evaluation.every and host.iteration % c.evaluation.every == 0):
                 measured |= evaluate(run, state, workdir, host.iteration)

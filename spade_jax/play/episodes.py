@@ -21,6 +21,7 @@ from spade_jax.types import (
     Episode,
     EpisodeEnd,
     Failure,
+    Kind,
     Message,
     StepResult,
     StopReason,
@@ -91,12 +92,28 @@ def play(
 
     `progress` is told how many episodes are over after each wave.
     """
-    episodes: list[Episode] = []
-    for start in range(0, len(jobs), wave):
-        chosen = jobs[start : start + wave]
-        episodes += _play_wave(speaker, sandbox, chosen, rules, seed, iteration)
+    episodes: dict[int, Episode] = {}
+    for chosen in waves(jobs, wave):
+        played = _play_wave(speaker, sandbox, [jobs[i] for i in chosen], rules, seed, iteration)
+        episodes.update(zip(chosen, played, strict=True))
         progress(len(episodes))
-    return episodes
+    return [episodes[i] for i in range(len(jobs))]
+
+
+def waves(jobs: Sequence[Job], size: int) -> list[list[int]]:
+    """Indices of the jobs to play together, at most `size` at a time.
+
+    A round takes as long as its longest reply and a wave as many rounds as its longest episode,
+    so like goes with like: kinds apart, and within a kind skill by skill.
+    """
+    groups: dict[Kind, list[int]] = {}
+    for i in sorted(range(len(jobs)), key=lambda i: jobs[i].environment.skill):
+        groups.setdefault(jobs[i].environment.kind, []).append(i)
+    return [
+        group[start : start + size]
+        for group in groups.values()
+        for start in range(0, len(group), size)
+    ]
 
 
 def _play_wave(

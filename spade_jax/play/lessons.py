@@ -25,7 +25,7 @@ from spade_jax.design.families import (
 )
 from spade_jax.envs import fingerprint
 from spade_jax.envs.sandbox import Reset, Sandbox, Solution
-from spade_jax.play.episodes import Job, Rules, play
+from spade_jax.play.episodes import Job, Rules, play, waves
 from spade_jax.policy.conversation import Budget
 from spade_jax.types import (
     Arm,
@@ -123,22 +123,24 @@ def _example(
 # -- scripted play ----------------------------------------------------------------------------
 
 
+Part = tuple[Program, tuple[str, ...], bool, int]  # program, solution, careful, player's seed
+
+
 class Script:
     """A `Speaker` made of one scripted player a dialogue; it keeps no tokens."""
 
-    def __init__(self, parts: Sequence[tuple[Program, tuple[str, ...], bool, int]]) -> None:
-        """Each part is (program, solution, careful, seed), in the order of the jobs."""
-        self._parts = list(parts)
+    def __init__(self, parts: Sequence[Part], jobs: Sequence[Job], wave: int) -> None:
+        """The parts of the jobs, in their order; `wave` is how many are played at a time."""
+        self._waves = iter([[parts[i] for i in chosen] for chosen in waves(jobs, wave)])
 
     def converse(self, dialogues: int) -> ScriptedDialogues:
-        parts, self._parts = self._parts[:dialogues], self._parts[dialogues:]
-        return ScriptedDialogues(parts)
+        return ScriptedDialogues(next(self._waves))
 
 
 class ScriptedDialogues:
     """Dialogues in which players answer the last message they are shown."""
 
-    def __init__(self, parts: Sequence[tuple[Program, tuple[str, ...], bool, int]]) -> None:
+    def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
         self._players: dict[int, Player] = {}
 
@@ -186,7 +188,8 @@ def play_lessons(
             jobs.append(Job(environment, arm, k, instance_seed))
             parts.append((program, solutions[i][k], careful, seed * 7919 + i * episodes + k))
     wave = sandbox.max_instances
-    played = play(Script(parts), sandbox, jobs, rules, seed=seed, iteration=0, wave=wave)
+    script = Script(parts, jobs, wave)
+    played = play(script, sandbox, jobs, rules, seed=seed, iteration=0, wave=wave)
     for part, job, episode in zip(parts, jobs, played, strict=True):
         messages = conversation(episode, job.environment.kind, rules.prompts)
         yield Lesson(messages, "agent", part[0].family, part[0].level)

@@ -277,6 +277,22 @@ def test_results_come_in_the_jobs_order(sandbox: Sandbox) -> None:
     assert play(sandbox, script, chosen, wave=12) == played, "waves change no episode"
 
 
+def test_waves_keep_like_with_like() -> None:
+    def job(kind: Kind, skill: str) -> Job:
+        return Job(
+            Environment(id="", kind=kind, skill=skill, code="", iteration=0), Arm.PLAIN, 0, 0
+        )
+
+    chosen = [
+        job(Kind.TOOL_USE, "A"),
+        *(job(Kind.GAME, skill) for skill in "CBCB"),
+        job(Kind.TOOL_USE, "A"),
+    ]
+    # tools first, since their skill is; then the games, skill B before C, three at a time
+    assert episodes.waves(chosen, 3) == [[0, 5], [2, 4, 1], [3]]
+    assert episodes.waves([], 3) == []
+
+
 def test_every_reply_has_a_stream_of_its_own(sandbox: Sandbox) -> None:
     def streams(**options: int) -> list[tuple[int, ...]]:
         script = Script(say("\\boxed{0}"))

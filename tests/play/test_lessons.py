@@ -122,7 +122,7 @@ def test_care_rises_with_the_hint_and_falls_with_the_level(
     """The shares of careful players over many episodes are those the table asks for."""
     asked: dict[tuple[Arm, int], list[bool]] = collections.defaultdict(list)
 
-    def script(parts: list[tuple[Program, tuple[str, ...], bool, int]]) -> None:
+    def script(parts: list[tuple[Program, tuple[str, ...], bool, int]], *_: object) -> None:
         for k, (program, _, careful, _) in enumerate(parts):
             asked[Arm.HINTED if k % 2 else Arm.PLAIN, program.level].append(careful)
 
@@ -161,7 +161,7 @@ def test_careful_players_win_and_careless_ones_mostly_lose(sandbox: Sandbox) -> 
         ]
         jobs = [lessons.Job(e, Arm.PLAIN, 0, 11) for e in environments]
         episodes = lessons.play(
-            lessons.Script(parts), sandbox, jobs, RULES, seed=5, iteration=0, wave=64
+            lessons.Script(parts, jobs, 64), sandbox, jobs, RULES, seed=5, iteration=0, wave=64
         )
         for program, episode in zip(programs, episodes, strict=True):
             wins[careful][program.family] += episode.episode_return == 1.0
