@@ -73,12 +73,12 @@ def test_solvers_win_in_order_and_both_arms(items: tuple[Item, ...]) -> None:
             lessons.solve(sandbox, [item.environment], [item.seed])[0][0] for item in chosen
         ]
         for arm in Arm:
-            script = lessons.Script(
-                [
-                    (program, solution if n % 2 else ("no such answer",), True, 0)
-                    for n, (program, solution) in enumerate(zip(programs, solutions, strict=True))
-                ]
-            )
+            parts = [
+                (program, solution if n % 2 else ("no such answer",), True, 0)
+                for n, (program, solution) in enumerate(zip(programs, solutions, strict=True))
+            ]
+            jobs = [lessons.Job(item.environment, arm, 0, item.seed) for item in chosen]
+            script = lessons.Script(parts, jobs, 8)
             done: list[int] = []
             episodes = heldout.play_held_out(
                 script, sandbox, chosen, RULES, arm=arm, seed=7, wave=8, progress=done.append
