@@ -19,6 +19,8 @@ from spade_jax.types import Role, Sample
 
 Stats = dict[str, float | None]
 
+FIRST_CAPACITY = 16  # micro-batches there is room for at first; more room compiles anew
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -50,7 +52,7 @@ class Learner:
     ) -> None:
         self.config, self.hyper, self.tx, self.settings = config, hyper, tx, settings
         self.reference = reference
-        self._capacity = [1] * len(settings.rows)
+        self._capacity = [FIRST_CAPACITY] * len(settings.rows)
 
     def update(
         self,
@@ -187,7 +189,7 @@ class Learner:
             micro_rows=self.settings.rows,
             capacity=self._capacity,
         )
-        needed = [1 << (p.tokens.shape[0] - 1).bit_length() for p in batch]
+        needed = [1 << (p.tokens.shape[0] - 1).bit_length() for p in batch]  # powers of two
         if needed != self._capacity:
             self._capacity = needed
             return self._pack(rows, weights)
