@@ -26,11 +26,11 @@ def get_config() -> config_dict.ConfigDict:
     )
     c.skills_per_epoch = 8
 
-    c.corpus.max_words = 24
+    c.corpus.max_words = 16
 
     c.memory.positives = 1
     c.memory.negatives = 1
-    c.memory.code_characters = 240
+    c.memory.code_characters = 200
 
     c.design.prompts = "tiny"
     c.design.max_tokens = 448

@@ -28,20 +28,20 @@ def get_config() -> config_dict.ConfigDict:
 
     c.data = config_dict.ConfigDict()
     c.data.path = ""  # JSONL of {"messages": [{"role", "content"}, ...]}; "": the bundled generator
-    c.data.programs = 12000  # design lessons of the bundled generator
-    c.data.episodes = 4  # scripted episodes in each program, every second one hinted
-    c.data.max_words = 24  # of the document in a design prompt
-    c.data.code_characters = 240  # of an example in a design prompt
+    c.data.programs = 10000  # design lessons of the bundled generator
+    c.data.episodes = 8  # scripted episodes in each program, every second one hinted
+    c.data.max_words = 16  # of the document in a design prompt
+    c.data.code_characters = 200  # of an example in a design prompt
     c.data.max_turns = 8  # of a scripted episode
 
     c.train = config_dict.ConfigDict()
-    c.train.steps = 5000  # optimizer steps
-    c.train.lr = 4e-3  # peak of Muon, which trains the layers' matrices
+    c.train.steps = 7000  # optimizer steps
+    c.train.lr = 2e-3  # peak of Muon, which trains the layers' matrices
     c.train.adam_lr = 4e-3  # peak of AdamW, which trains the rest
     c.train.warmup = 100  # steps of linear rise
     c.train.final_share = 0.02  # of the peak, reached by a cosine at the last step
-    c.train.row_tokens = (192, 640)  # lengths of packed rows
-    c.train.rows = (12, 1)  # packed rows of each length in a step
+    c.train.row_tokens = (192, 832)  # lengths of packed rows
+    c.train.rows = (9, 1)  # packed rows of each length in a step
     c.train.aggregation = "token_mean"  # token_mean | sequence_mean
     c.train.beta1 = 0.9
     c.train.beta2 = 0.98

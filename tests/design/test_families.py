@@ -170,19 +170,23 @@ def test_random_valid_actions_rarely_win(family: str, level: int) -> None:
         for seed in range(30):
             rng = random.Random(f"play {seed}")
             env, observation = _start(program.code, seed)
-            actions = _valid_actions(family, program.code, env, observation)
+            actions = _valid_actions(family, program.code, seed, env, observation)
             wins.append(_won(program.code, seed, lambda _, a=actions, r=rng: r.choice(a)))
     assert sum(wins) / len(wins) <= 0.25
 
 
-def _valid_actions(family: str, code: str, env: Any, observation: str) -> list[str]:
+def _valid_actions(family: str, code: str, seed: int, env: Any, observation: str) -> list[str]:
     if family == "search":
-        return [str(number) for number in range(env.low, env.high + 1)]
+        low, high = map(int, re.findall(r"from (\d+) to (\d+)", observation)[0])
+        return [str(number) for number in range(low, high + 1)]
     if family == "grid":
         return ["left", "right", "up", "down"]
-    if family in ("lock", "order"):
-        return [str(item) for item in env.items]
-    return [_solution(code, seed)[-1] for seed in range(1000, 1020)]
+    if family == "lock":
+        return env.plan
+    if family in ("letters", "order"):
+        items = env.plan[0].split()
+        return [" ".join(random.Random(f"{seed} {i}").sample(items, len(items))) for i in range(50)]
+    return [_solution(code, other)[-1] for other in range(1000, 1020)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -255,13 +259,13 @@ def test_careful_search_starts_inside_the_hint() -> None:
     assert player.act("Higher.") == "24"
 
 
-def test_careful_walk_avoids_the_pit() -> None:
-    text = "Bees: walk from 2,2 to 4,3 in 3 moves: left, right, up, down. Pit at 4,2."
+def test_careful_walk_goes_across_then_along() -> None:
+    text = "Bees: walk from 2,3 to 0,4 in 3 moves: left, right, up, down."
     player = FAMILIES["grid"].player(random.Random(0), text, (), True)
-    assert [player.act(text), player.act("At 2,3."), player.act("At 3,3.")] == [
+    assert [player.act(text), player.act("At 1,3."), player.act("At 0,3.")] == [
+        "left",
+        "left",
         "up",
-        "right",
-        "right",
     ]
 
 
@@ -273,11 +277,41 @@ def test_careful_lock_keeps_what_clicked() -> None:
     assert [player.act(a) for a in answers] == ["8", "3", "8", "3", "5", "8"]
 
 
-def test_careful_chain_skips_what_the_hint_gives() -> None:
-    code = _program("chain", 3, 0).code
-    env, observation = _start(code, 5)
-    solution = _solution(code, 5)
-    player = FAMILIES["chain"].player(
-        random.Random(0), f"{observation}\nHint: {env.hint()}", solution, True
-    )
-    assert player.act(observation) == solution[1]
+def _asked(question: str, *answers: str, family: str = "chain") -> list[str]:
+    """What a careful asker says to a question and to each result: a tool and a name, or a value."""
+    player = FAMILIES[family].player(random.Random(0), question, (), True)
+    said = [player.act(text) for text in (question, *answers)]
+    return [" ".join(re.findall(r'"name": "(\w+)"', one)) or one for one in said]
+
+
+def test_careful_chain_follows_each_result_and_skips_what_the_hint_gives() -> None:
+    question = "Bees: what is the seat of the aunt of the aunt of cid? Tools: aunt, seat."
+    results = [f"<tool_response>\n{x}\n</tool_response>" for x in ("leo", "ned", "71")]
+    assert _asked(question, *results) == [
+        "aunt cid",
+        "aunt leo",
+        "seat ned",
+        "<answer>71</answer>",
+    ]
+    hinted = question + "\nHint: The aunt of cid is leo."
+    assert _asked(hinted, *results[1:]) == ["aunt leo", "seat ned", "<answer>71</answer>"]
+
+
+@pytest.mark.parametrize(
+    ("question", "hint", "results", "asked", "answer"),
+    [
+        ("what is the price of tea?", "Call price for tea.", "40", "tea", "40"),
+        ("what is the lowest price of tea, ham?", "", "40 31", "tea ham", "31"),
+        ("what is the highest price of tea, ham?", "", "40 31", "tea ham", "40"),
+        ("what is the highest price of tea, ham?", "It is the price of ham.", "41", "ham", "41"),
+        ("what price have tea, ham together?", "", "40 31", "tea ham", "71"),
+        ("what price have tea, ham together?", "tea have 40.", "31", "ham", "71"),
+    ],
+)
+def test_careful_stock_asks_for_what_it_needs(
+    question: str, hint: str, results: str, asked: str, answer: str
+) -> None:
+    text = f"Bees: {question} Tools: price." + (f"\nHint: {hint}" if hint else "")
+    *calls, last = _asked(text, *results.split(), family="stock")
+    assert calls == [f"price {name}" for name in asked.split()]
+    assert last == f"<answer>{answer}</answer>"

@@ -17,6 +17,25 @@ Slip = Callable[[random.Random, str, str], str]  # a wrong answer, from rng, que
 
 _THEME = re.compile(r"[A-Za-z][\w'-]*( [\w'-]+)*")
 
+# One layout for every family: a small model learns to write what varies once the rest is sure.
+_PROGRAM = """
+import random
+
+class $name:
+    def reset(self, seed=None):
+        rng = random.Random(seed)
+$draws
+        self.clue = f"$hint"
+        return f"$theme: $ask", {}
+
+$methods
+    def hint(self):
+        return self.clue
+
+    def solution(self):
+        return $solution
+"""
+
 
 class Player(Protocol):
     """Plays one episode from the text it is shown."""
@@ -52,19 +71,50 @@ class Program:
     code: str
 
 
-def fill(template: str, theme: str, **fields: object) -> str:
-    """A program's text: `$name` in the template becomes the field of that name."""
+def program(
+    theme: str,
+    name: str,
+    draws: list[str],
+    *,
+    ask: str,
+    hint: str,
+    methods: str,
+    solution: str = "self.plan",
+) -> str:
+    """A program's text: `draws` are the lines of `reset` that draw an instance.
+
+    `ask` and `hint` are the inside of f-strings, `solution` is an expression.
+    """
     if not _THEME.fullmatch(theme):
         raise ValueError(
             f"the theme {theme!r} cannot stand in a program: "
             "use words of letters and digits with single spaces between them"
         )
-    return string.Template(template).substitute(theme=theme, **fields).strip() + "\n"
+    text = string.Template(_PROGRAM).substitute(
+        theme=theme,
+        name=name,
+        draws="\n".join(" " * 8 + line for line in draws),
+        ask=ask,
+        hint=hint,
+        methods=methods.strip("\n") + "\n",
+        solution=solution,
+    )
+    return text.strip() + "\n"
+
+
+def between(rng: random.Random, low: tuple[int, int], high: tuple[int, int]) -> str:
+    """An expression that draws an integer; its two bounds are drawn from these ranges."""
+    return f"rng.randint({rng.randint(*low)}, {rng.randint(*high)})"
 
 
 def quoted(words: list[str]) -> str:
     """The words as the inside of a Python list."""
     return ", ".join(f'"{word}"' for word in words)
+
+
+def numbers(text: str) -> list[int]:
+    """The unsigned integers in a text."""
+    return [int(number) for number in re.findall(r"\d+", text)]
 
 
 def question_of(observation: str) -> str:

@@ -5,40 +5,18 @@ from __future__ import annotations
 import random
 import re
 
-from spade_jax.design.families.family import Family, fill, hint_of, question_of
+from spade_jax.design.families.family import Family, hint_of, program
 from spade_jax.types import Kind
 
 # -- search -----------------------------------------------------------------------------------
 
-_SEARCH = """
-import random
-
-class SearchEnv:
-    def reset(self, seed=None):
-        rng = random.Random(seed)
-        self.low, self.high, self.left = $low, $high, $left
-        self.a = rng.randint(self.low, self.high)
-        return f"$theme: $ask from {self.low} to {self.high} in {self.left} guesses.", {}
-
+_SEARCH_STEP = """
     def step(self, action):
         self.left -= 1
-        text = action.strip()[:4]
-        guess = int(text) if text.isdecimal() else 0
-        won = guess == self.a
-        text = "Done." if won else "Higher." if guess < self.a else "Lower."
+        guess = int(action) if action.isdecimal() else 0
+        won = guess == self.goal
+        text = "Done." if won else "Higher." if guess < self.goal else "Lower."
         return text, float(won), won or self.left == 0, False, {}
-
-    def hint(self):
-        low = self.a - self.a % $width - 1
-        return f"It is above {low} and below {low + $above}."
-
-    def solution(self):
-        low, high, moves = self.low, self.high, []
-        while str(self.a) not in moves:
-            mid = (low + high) // 2
-            moves.append(str(mid))
-            low, high = (mid + 1, high) if mid < self.a else (low, mid - 1)
-        return moves
 """
 
 # For each level: lowest and highest first number, size of the range, guesses, width of the hint.
@@ -53,16 +31,21 @@ _SEARCHES = (
 
 def _write_search(rng: random.Random, level: int, theme: str) -> str:
     lows, sizes, lefts, widths = _SEARCHES[level - 1]
-    low, width = rng.randint(*lows), rng.randint(*widths)
-    return fill(
-        _SEARCH,
+    low, left, width = rng.randint(*lows), rng.randint(*lefts), rng.randint(*widths)
+    high = low + rng.randint(*sizes) - 1
+    return program(
         theme,
-        low=low,
-        high=low + rng.randint(*sizes) - 1,
-        left=rng.randint(*lefts),
-        width=width,
-        above=width + 1,
-        ask=rng.choice(["find the number", "guess the number", "find it, a number"]),
+        "SearchEnv",
+        [
+            f"self.goal = rng.randint({low}, {high})",
+            f"self.left = {left}",
+            "self.plan = [str(self.goal)]",
+            f"low = self.goal - self.goal % {width} - 1",
+        ],
+        ask=rng.choice(["find a number", "guess a number"])
+        + f" from {low} to {high} in {left} guesses.",
+        hint=f"It is above {{low}} and below {{low + {width + 1}}}.",
+        methods=_SEARCH_STEP,
     )
 
 
@@ -93,53 +76,23 @@ class _Searcher:
 
 # -- grid -------------------------------------------------------------------------------------
 
-_GRID = """
-import random
-
-class GridEnv:
-    def reset(self, seed=None):
-        rng = random.Random(seed)
-        self.x, self.y = rng.randint($x), rng.randint($y)
-        a, b = rng.choice([$across]), rng.choice([$along])
-        row = ["left" if a < 0 else "right"] * abs(a)
-        col = ["down" if b < 0 else "up"] * abs(b)
-        $legs
-        self.left = len(self.items)$spare
-        self.goal = f"{self.x + a},{self.y + b}"
-        return f"$theme: $ask from {self.x},{self.y} to {self.goal} in {self.left} moves: $how", {}
-
+_GRID_STEP = """
     def step(self, action):
         self.left -= 1
-        move = action.strip()
-        self.x += (move == "right") - (move == "left")
-        self.y += (move == "up") - (move == "down")
+        self.x += (action == "right") - (action == "left")
+        self.y += (action == "up") - (action == "down")
         at = f"{self.x},{self.y}"
-        won = at == self.goal$pit_step
+        won = at == self.goal
         return f"At {at}.", float(won), won or self.left == 0, False, {}
-
-    def hint(self):
-        return f"Start with {self.items[0]}$then."
-
-    def solution(self):
-        return self.items
 """
 
-_WAYS = "left, right, up, down."
-_PIT_WAYS = _WAYS + " Pit at {self.pit}."
-_LEGS = "self.items = row + col"
-_PIT_LEGS = """one = row + col, f"{self.x},{self.y + b}"
-        two = col + row, f"{self.x + a},{self.y}"
-        self.items, self.pit = rng.choice([one, two])"""
-_PIT_STEP = """
-        self.left *= at != self.pit"""
-
-# For each level: lengths of the two legs, moves to spare, whether one of the corners is a pit.
+# For each level: lengths of the two legs, and moves to spare.
 _GRIDS = (
-    ((1, 2), (1,), (1, 1), False),
-    ((1, 2), (1, 2), (0, 1), False),
-    ((2, 3), (1, 2), (0, 1), False),
-    ((2, 3), (1,), (0, 1), True),
-    ((3, 4), (3,), (0, 0), True),
+    ((1, 2), (1,), (1, 1)),
+    ((1, 2), (1, 2), (0, 1)),
+    ((2, 3), (1, 2), (0, 1)),
+    ((2, 3), (2, 3), (0, 0)),
+    ((3, 4), (3,), (0, 0)),
 )
 
 
@@ -148,28 +101,33 @@ def _either_way(lengths: tuple[int, ...]) -> str:
 
 
 def _write_grid(rng: random.Random, level: int, theme: str) -> str:
-    one, two, spares, pit = _GRIDS[level - 1]
+    one, two, spares = _GRIDS[level - 1]
     spare = rng.randint(*spares)
     across, along = rng.sample([one, two], 2)
-    starts = [f"{rng.randint(2, 4)}, {rng.randint(5, 9)}" for _ in "xy"]
-    return fill(
-        _GRID,
+    starts = [f"rng.randint({rng.randint(2, 4)}, {rng.randint(5, 9)})" for _ in "xy"]
+    return program(
         theme,
-        x=starts[0],
-        y=starts[1],
-        across=_either_way(across),
-        along=_either_way(along),
-        legs=_PIT_LEGS if pit else _LEGS,
-        spare=f" + {spare}" if spare else "",
-        ask=rng.choice(["walk", "go", "move"]),
-        then=", {self.items[1]}" if level == 3 else "",
-        how=_PIT_WAYS if pit else _WAYS,
-        pit_step=_PIT_STEP if pit else "",
+        "GridEnv",
+        [
+            f"self.x = {starts[0]}",
+            f"self.y = {starts[1]}",
+            f"a = rng.choice([{_either_way(across)}])",
+            f"b = rng.choice([{_either_way(along)}])",
+            'self.plan = ["left" if a < 0 else "right"] * abs(a)',
+            'self.plan += ["down" if b < 0 else "up"] * abs(b)',
+            "self.left = len(self.plan)" + (f" + {spare}" if spare else ""),
+            'self.goal = f"{self.x + a},{self.y + b}"',
+        ],
+        ask=rng.choice(["walk", "go"])
+        + " from {self.x},{self.y} to {self.goal} in {self.left} moves: left, right, up, down.",
+        hint="Start with {self.plan[0]}"
+        + rng.choice([".", ", end with {self.plan[-1]}."] if level > 2 else ["."]),
+        methods=_GRID_STEP,
     )
 
 
 class _Walker:
-    """Goes across, then along, or the other way round where a pit or the hint says so."""
+    """Goes across, then along; careless: in either order, and now and then anywhere."""
 
     def __init__(
         self, rng: random.Random, observation: str, solution: tuple[str, ...], careful: bool
@@ -177,10 +135,7 @@ class _Walker:
         self.rng, self.careful = rng, careful
         cells = re.findall(r"from (-?\d+),(-?\d+) to (-?\d+),(-?\d+)", observation)[0]
         self.x, self.y, self.a, self.b = map(int, cells)
-        pit = re.search(r"Pit at (-?\d+),(-?\d+)", question_of(observation))
-        self.across_first = not pit or (int(pit[1]), int(pit[2])) != (self.a, self.y)
-        if not careful and rng.random() < 0.5:
-            self.across_first = not self.across_first
+        self.across_first = careful or rng.random() < 0.5
 
     def act(self, observation: str) -> str:
         at = re.match(r"At (-?\d+),(-?\d+)", observation)
@@ -195,29 +150,14 @@ class _Walker:
 
 # -- lock -------------------------------------------------------------------------------------
 
-_LOCK = """
-import random
-
-class LockEnv:
-    def reset(self, seed=None):
-        rng = random.Random(seed)
-        self.items = rng.sample([$listed], $n)
-        self.done, self.left = 0, $left
-        return f"$theme: $ask $listed in the hidden order, {self.left} presses.$clue", {}
-
+_LOCK_STEP = """
     def step(self, action):
         self.left -= 1
-        right = action.strip() == str(self.items[self.done])
+        right = action == self.plan[self.done]
         self.done = self.done + 1 if right else 0
-        won = self.done == $n
+        won = self.done == len(self.plan)
         text = "Click." if right else "Reset."
         return text, float(won), won or self.left == 0, False, {}
-
-    def hint(self):
-        return f"$hint"
-
-    def solution(self):
-        return [str(item) for item in self.items]
 """
 
 # For each level: buttons, presses, how many of the order are told, and by the hint as well.
@@ -231,21 +171,25 @@ _LOCKS = (
 
 
 def _told(n: int) -> str:
-    return "It starts with " + ", ".join(f"{{self.items[{i}]}}" for i in range(n)) + "."
+    return "It starts with " + ", ".join(f"{{self.plan[{i}]}}" for i in range(n)) + "."
 
 
 def _write_lock(rng: random.Random, level: int, theme: str) -> str:
-    n, left, clue, hinted = _LOCKS[level - 1]
-    buttons = rng.sample(range(1, 10), n)
-    return fill(
-        _LOCK,
+    n, lefts, clue, hinted = _LOCKS[level - 1]
+    left, buttons = rng.randint(*lefts), ", ".join(map(str, rng.sample(range(1, 10), n)))
+    return program(
         theme,
-        n=n,
-        left=rng.randint(*left),
-        ask=rng.choice(["press buttons", "push buttons", "tap buttons"]),
-        listed=", ".join(map(str, buttons)),
-        clue=" " + _told(clue) if clue else "",
+        "LockEnv",
+        [
+            f"self.plan = [str(x) for x in rng.sample([{buttons}], {n})]",
+            "self.done = 0",
+            f"self.left = {left}",
+        ],
+        ask=rng.choice(["press", "push", "tap"])
+        + f" buttons {buttons} in the hidden order, {left} presses."
+        + (f" {_told(clue)}" if clue else ""),
         hint=_told(hinted),
+        methods=_LOCK_STEP,
     )
 
 
