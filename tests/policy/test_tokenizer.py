@@ -87,7 +87,15 @@ def test_decoding_leaves_control_tokens_out(tokenizer: ChatTokenizer) -> None:
 
 def test_digits_stay_single(tokenizer: ChatTokenizer) -> None:
     assert len(tokenizer.encode("2026")) == 4
-    assert len(tokenizer.encode(" the answer")) < 4
+
+
+@pytest.mark.parametrize(
+    "around", ["of {}?", '{{"name": "{}"}}', "\\boxed{{{}}}", "\n  {} = 1", "x {} y"]
+)
+def test_a_word_has_the_same_ids_wherever_it_stands(tokenizer: ChatTokenizer, around: str) -> None:
+    word = tokenizer.encode("answer")
+    ids = tokenizer.encode(around.format("answer"))
+    assert word in [ids[i : i + len(word)] for i in range(len(ids))]
 
 
 def test_parity_with_transformers(tokenizer: ChatTokenizer, tokenizer_folder: Path) -> None:
