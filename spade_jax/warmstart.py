@@ -74,6 +74,7 @@ def make_lessons(c: config_dict.ConfigDict, path: pathlib.Path) -> None:
                 rules,
                 seed=c.seed + start,
                 episodes=c.data.episodes,
+                single_turn_episodes=c.data.single_turn_episodes,
             ):
                 write(lesson)
             done = min(start + chunk, len(programs))

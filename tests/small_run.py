@@ -31,6 +31,7 @@ WARM_START = {
     "model.vocabulary": 512,
     "data.programs": 20,
     "data.episodes": 2,
+    "data.single_turn_episodes": 2,
     "data.max_turns": 3,
     "train.steps": 30,
     "train.warmup": 3,

@@ -171,22 +171,35 @@ class ScriptedDialogues:
 
 
 def play_lessons(
-    sandbox: Sandbox, programs: Sequence[Program], rules: Rules, *, seed: int, episodes: int
+    sandbox: Sandbox,
+    programs: Sequence[Program],
+    rules: Rules,
+    *,
+    seed: int,
+    episodes: int,
+    single_turn_episodes: int,
 ) -> Iterator[Lesson]:
-    """Scripted episodes in each program, every second one with the hint."""
+    """Scripted episodes in each program, every second one with the hint.
+
+    Single-turn families have a number of their own: their episodes are short and their answers
+    hard to learn.
+    """
     environments = [
         Environment(id=f"lesson-{i}", kind=p.kind, skill=p.skill, code=p.code, iteration=0)
         for i, p in enumerate(programs)
     ]
     jobs, parts = [], []
-    seeds = [seed * 1_000_003 + k for k in range(episodes)]
+    counts = [
+        single_turn_episodes if FAMILIES[p.family].single_turn else episodes for p in programs
+    ]
+    seeds = [seed * 1_000_003 + k for k in range(max(counts))]
     solutions = solve(sandbox, environments, seeds)
     for i, (program, environment) in enumerate(zip(programs, environments, strict=True)):
-        for k, instance_seed in enumerate(seeds):
+        for k, instance_seed in enumerate(seeds[: counts[i]]):
             arm = Arm.HINTED if k % 2 else Arm.PLAIN
             careful = random.Random(f"{seed}/care/{i}/{k}").random() < CARE[arm][program.level]
             jobs.append(Job(environment, arm, k, instance_seed))
-            parts.append((program, solutions[i][k], careful, seed * 7919 + i * episodes + k))
+            parts.append((program, solutions[i][k], careful, seed * 7919 + i * len(seeds) + k))
     wave = sandbox.max_instances
     script = Script(parts, jobs, wave)
     played = play(script, sandbox, jobs, rules, seed=seed, iteration=0, wave=wave)

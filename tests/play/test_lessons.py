@@ -98,7 +98,9 @@ def test_examples_point_the_right_way(corpus: Corpus, monkeypatch: pytest.Monkey
 
 def test_play_lessons_alternate_arms(corpus: Corpus, sandbox: Sandbox) -> None:
     programs = [lessons.draw_program(3, n, corpus)[0] for n in range(2 * len(FAMILIES))]
-    played = list(lessons.play_lessons(sandbox, programs, RULES, seed=3, episodes=2))
+    played = list(
+        lessons.play_lessons(sandbox, programs, RULES, seed=3, episodes=2, single_turn_episodes=2)
+    )
     assert len(played) == 2 * len(programs)
     for n, lesson in enumerate(played):
         program = programs[n // 2]
@@ -112,7 +114,9 @@ def test_play_lessons_alternate_arms(corpus: Corpus, sandbox: Sandbox) -> None:
         assert ("Hint: " in lesson.messages[0].content) == (n % 2 == 1)
         for said in lesson.messages[1::2]:
             assert parsers.parse_action(program.kind, said.content) is not None
-    again = list(lessons.play_lessons(sandbox, programs, RULES, seed=3, episodes=2))
+    again = list(
+        lessons.play_lessons(sandbox, programs, RULES, seed=3, episodes=2, single_turn_episodes=2)
+    )
     assert again == played
 
 
@@ -134,7 +138,11 @@ def test_care_rises_with_the_hint_and_falls_with_the_level(
     program = Program(family="sum", skill="s", kind=Kind.GAME, level=1, code="")
     programs = [dataclasses.replace(program, level=level) for level in LEVELS] * 400
     with pytest.raises(ValueError, match=r"zip\(\)"):  # nothing was played
-        list(lessons.play_lessons(sandbox, programs, RULES, seed=3, episodes=2))
+        list(
+            lessons.play_lessons(
+                sandbox, programs, RULES, seed=3, episodes=2, single_turn_episodes=2
+            )
+        )
     for (arm, level), careful in asked.items():
         # Four standard errors of 400 draws are 4 sqrt(0.25 / 400) = 0.1 at most.
         assert sum(careful) / len(careful) == pytest.approx(CARE[arm][level], abs=0.1)

@@ -107,25 +107,23 @@ def _slip_sequence(rng: random.Random, question: str, answer: str) -> str:
 # -- letters ----------------------------------------------------------------------------------
 
 
+def _sample_letters(rng: random.Random, n: int) -> str:
+    """An expression that draws `n` letters out of a part of the alphabet."""
+    start = rng.randint(0, 23 - n)
+    end = rng.randint(start + n + 3, 26)
+    return f'rng.sample("{ascii_lowercase}"[{start}:{end}], {n})'
+
+
 def _write_letters(rng: random.Random, level: int, theme: str) -> str:
     n = level + 2
-    fewest = n + 5
-    start = rng.randint(0, 26 - fewest)
-    end = rng.randint(start + fewest, 26)
     ask, order = "backwards", "items[::-1]"
     if rng.random() < 0.6:
-        first = rng.randint(1, n - 1)
-        ask, order = (
-            f"from letter {first + 1} on, then the start",
-            f"items[{first}:] + items[:{first}]",
-        )
+        k = rng.randint(1, n - 1)
+        ask, order = f"from letter {k + 1} on, then the start", f"items[{k}:] + items[:{k}]"
     return _program(
         theme,
         "LettersEnv",
-        [
-            f'items = rng.sample("{ascii_lowercase}"[{start}:{end}], {n})',
-            f'self.plan = [" ".join({order})]',
-        ],
+        [f"items = {_sample_letters(rng, n)}", f'self.plan = [" ".join({order})]'],
         ask=rng.choice(["say", "spell"]) + f" {{' '.join(items)}} {ask}.",
         hint=f"It starts with {{self.plan[0][:{n // 2 * 2 - 1}]}}.",
     )
@@ -142,18 +140,23 @@ def _slip_letters(rng: random.Random, question: str, answer: str) -> str:
 
 THINGS = "fig nut pea oat egg bun ham jam pie tea kiwi plum corn leek rice lime".split()
 
-# For each level: how many things, how many of them are counted, and whether they are mixed.
-_COUNTS = ((2, 2, False), (3, 2, False), (2, 2, True), (3, 2, True), (4, 3, True))
+# For each level: how many things, how many of them are counted, whether they are mixed, and the
+# range of how often each comes at least.
+_COUNTS = (
+    (2, 2, False, (0, 3)),
+    (2, 2, True, (0, 3)),
+    (3, 2, True, (0, 3)),
+    (3, 3, True, (0, 3)),
+    (4, 3, True, (2, 4)),
+)
 
 
 def _write_count(rng: random.Random, level: int, theme: str) -> str:
-    kinds, counted, mixed = _COUNTS[level - 1]
-    things = rng.sample(THINGS, kinds)
-    lows = [rng.randint(0, 3) for _ in things]
-    some = [
-        f'["{thing}"] * {between(rng, (low, low), (low + 3, low + 6))}'
-        for thing, low in zip(things, lows, strict=True)
-    ]
+    kinds, counted, mixed, lows = _COUNTS[level - 1]
+    things, some = rng.sample(THINGS, kinds), []
+    for thing in things:
+        low = rng.randint(*lows)
+        some.append(f'["{thing}"] * rng.randint({low}, {low + rng.randint(3, 5)})')
     names = rng.sample(things[:counted], counted)
     return _program(
         theme,
@@ -181,31 +184,22 @@ def _slip_count(rng: random.Random, question: str, answer: str) -> str:
 
 
 def _write_order(rng: random.Random, level: int, theme: str) -> str:
-    n, low = level + 2, rng.randint(1, 20 * level)
+    n = level + 2
     ask, order = rng.choice([("sort", "sorted(items)"), ("sort down", "sorted(items)[::-1]")])
     return _program(
         theme,
         "OrderEnv",
-        [
-            f"items = rng.sample(range({low}, {low + rng.randint(15, 30)}), {n})",
-            f"order = {order}",
-            'self.plan = [" ".join(map(str, order))]',
-        ],
-        ask=f"{ask} {{' '.join(map(str, items))}}.",
-        hint="It starts with {order[0]}" + (" {order[1]}." if level > 2 else "."),
+        [f"items = {_sample_letters(rng, n)}", f'self.plan = [" ".join({order})]'],
+        ask=f"{ask} {{' '.join(items)}}.",
+        hint=f"It starts with {{self.plan[0][:{n // 2 * 2 - 1}]}}.",
     )
-
-
-def _slip_order(rng: random.Random, question: str, answer: str) -> str:
-    items = answer.split()
-    i = rng.randrange(len(items) - 1)
-    swapped = [*items[:i], items[i + 1], items[i], *items[i + 2 :]]
-    return " ".join(rng.choice([swapped, swapped, items[::-1], items[:-1]]))
 
 
 def _family(name: str, skill: str, write: Writer, slip: Slip) -> Family:
     player = functools.partial(OneAnswer, slip=slip)
-    return Family(name=name, skill=skill, kind=Kind.GAME, write=write, player=player)
+    return Family(
+        name=name, skill=skill, kind=Kind.GAME, write=write, player=player, single_turn=True
+    )
 
 
 ANSWER_FAMILIES = (
@@ -213,5 +207,5 @@ ANSWER_FAMILIES = (
     _family("sequence", "Pattern Recognition", _write_sequence, _slip_sequence),
     _family("letters", "Pattern Recognition", _write_letters, _slip_letters),
     _family("count", "Logical Deduction", _write_count, _slip_count),
-    _family("order", "Logical Deduction", _write_order, _slip_order),
+    _family("order", "Logical Deduction", _write_order, _slip_letters),
 )

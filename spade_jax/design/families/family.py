@@ -50,7 +50,8 @@ class Family:
     """One kind of task: `write` draws a program, `player` makes a scripted player for it.
 
     `write(rng, level, theme)` is the program's text. `player(rng, observation, solution, careful)`
-    is a player of the instance whose first observation and `solution()` are given.
+    is a player of the instance whose first observation and `solution()` are given. `single_turn`:
+    the first action ends an episode.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Family:
     kind: Kind
     write: Writer
     player: Callable[..., Player]
+    single_turn: bool = False
 
 
 @dataclass
