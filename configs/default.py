@@ -84,7 +84,9 @@ def get_config() -> config_dict.ConfigDict:
     c.reward.plateau_low = 0.4  # win rates in [low, high] earn the full term ...
     c.reward.plateau_high = 0.6
     c.reward.plateau_ramp = 0.25  # ... falling to 0 over this distance
-    c.reward.penalty = -0.5  # of a rejected or hung design, outside the centring
+    c.reward.penalty = -0.5  # of a rejected design
+    c.reward.hang_penalty = -0.5  # of one that hung in play
+    c.reward.penalties = "outside"  # the centring by skill | centred: among the raw rewards
     c.reward.max_role_scale = 50.0  # cap on the weight of one designer sample
     c.reward.gamma_fast = 0.98  # decay of the trackers of learning potential
     c.reward.gamma_slow = 0.85
@@ -111,8 +113,10 @@ def get_config() -> config_dict.ConfigDict:
 
     c.optimizer = config_dict.ConfigDict()
     c.optimizer.lr = 1e-6
+    c.optimizer.warmup = 0  # updates over which the rate rises to lr
     c.optimizer.beta1 = 0.9
     c.optimizer.beta2 = 0.98
+    c.optimizer.eps = 1e-8  # added to the root of the second moment
     c.optimizer.weight_decay = 0.1
     c.optimizer.clip_norm = 1.0
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from ml_collections import config_dict
 
 from spade_jax.design.skills import KINDS
-from spade_jax.learn.advantages import AGENT_ADVANTAGES
+from spade_jax.learn.advantages import AGENT_ADVANTAGES, PENALTIES
 from spade_jax.learn.regret import DESIGNER_REWARDS
 from spade_jax.learn.returns import RETURNS
 from spade_jax.types import UsageError
@@ -186,6 +186,7 @@ RANGES: dict[str, Range] = {
     "reward.plateau_high": Range(-1, 1),
     "reward.plateau_ramp": POSITIVE,
     "reward.penalty": Range(-10, 0),
+    "reward.hang_penalty": Range(-10, 0),
     "reward.max_role_scale": POSITIVE,
     "reward.gamma_fast": PART,
     "reward.gamma_slow": PART,
@@ -203,8 +204,10 @@ RANGES: dict[str, Range] = {
     "learn.logprob_gap": NOT_NEGATIVE,
     "learn.max_skipped": COUNT,
     "optimizer.lr": POSITIVE,
+    "optimizer.warmup": NOT_NEGATIVE,
     "optimizer.beta1": SHARE,
     "optimizer.beta2": SHARE,
+    "optimizer.eps": POSITIVE,
     "optimizer.weight_decay": NOT_NEGATIVE,
     "optimizer.clip_norm": POSITIVE,
     "checkpoint.every": COUNT,
@@ -222,6 +225,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "design.prompts": tuple(sorted(path.name for path in PROMPTS.iterdir() if path.is_dir())),
     "reward.episode_return": tuple(RETURNS),
     "reward.designer": tuple(DESIGNER_REWARDS),
+    "reward.penalties": PENALTIES,
     "advantage.agent": tuple(AGENT_ADVANTAGES),
     "learn.aggregation": ("token_mean", "sequence_mean"),
 }

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import jax
 import jax.monitoring
 import jax.numpy as jnp
+import optax
 from ml_collections import config_dict
 
 from spade_jax.design import prompts
@@ -65,11 +66,14 @@ def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
     model, params = hub.load(folder)
     check_sizes(c, model, tokenizer)
     tx = step.optimizer(
-        c.optimizer.lr,
+        optax.linear_schedule(0.0, c.optimizer.lr, c.optimizer.warmup)
+        if c.optimizer.warmup
+        else c.optimizer.lr,
         beta1=c.optimizer.beta1,
         beta2=c.optimizer.beta2,
         weight_decay=c.optimizer.weight_decay,
         clip_norm=c.optimizer.clip_norm,
+        eps=c.optimizer.eps,
     )
     learner = Learner(
         model, hyper(c), tx, settings(c), jax.tree.map(jnp.copy, params) if c.learn.kl else None

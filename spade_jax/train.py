@@ -286,7 +286,7 @@ def compare_designer(
     scale = advantages.role_scale(
         n_agent, len(due), c.design.regenerate_every, c.reward.max_role_scale
     )
-    values = advantages.designer_advantages(scored, scale)
+    values = advantages.designer_advantages(scored, scale, c.reward.penalties)
     samples = [
         Sample(role=Role.DESIGNER, record=p.record, advantage=value, version=p.version)
         for p, value in zip(due, values, strict=True)
@@ -302,8 +302,10 @@ def score_design(
     c: config_dict.ConfigDict, host: HostState, pending: PendingDesign, entry: PoolEntry | None
 ) -> ScoredDesign:
     """The raw reward of a design, or the penalty of one that was rejected or hung."""
-    if entry is None or entry.hung:
+    if entry is None:
         return ScoredDesign(skill=pending.skill, penalty=c.reward.penalty)
+    if entry.hung:
+        return ScoredDesign(skill=pending.skill, penalty=c.reward.hang_penalty)
     window = [value for plays in entry.plain for value in plays]
     outcome = regret.Outcome(
         win=math.fsum(window) / len(window) if window else None,

@@ -56,6 +56,7 @@ BY_HAND = {
     "reward__plateau_high": 0.6,
     "reward__plateau_ramp": 0.25,
     "reward__penalty": -0.5,
+    "reward__penalties": "outside",
     "reward__max_role_scale": 50.0,
     "advantage__agent": "grpo",
 }

@@ -102,30 +102,38 @@ class ScoredDesign:
     penalty: float | None = None
 
 
-def designer_advantages(designs: Sequence[ScoredDesign], scale: float) -> tuple[float | None, ...]:
+PENALTIES = ("outside", "centred")
+
+
+def designer_advantages(
+    designs: Sequence[ScoredDesign], scale: float, penalties: str = "outside"
+) -> tuple[float | None, ...]:
     """Advantages of designs, in their order (arXiv 2608.19197).
 
-    Valid: scale * (raw - mean raw of the valid designs of the skill), no division by a standard
-    deviation. Penalised (rejected, or hung in play): scale * penalty; it enters no mean, so that a
-    lone failure still teaches. A valid design whose raw reward is unknown enters no mean and
-    stays None: it must leave the loss.
+    Valid: scale * (raw - mean of the skill), no division by a standard deviation. Penalised
+    (rejected, or hung in play), with `penalties` outside: scale * penalty; it enters no mean, so
+    that a lone failure still teaches. Centred: the penalty is its raw reward and enters the mean,
+    so that what is pushed away from failures is drawn to the valid designs beside them. A valid
+    design whose raw reward is unknown enters no mean and stays None: it must leave the loss.
     """
+    if penalties not in PENALTIES:
+        raise ValueError(f"penalties must be one of {', '.join(PENALTIES)}, not {penalties!r}")
+    raws = [
+        d.penalty if penalties == "centred" and d.penalty is not None else d.raw for d in designs
+    ]
+    outside = [penalties == "outside" and d.penalty is not None for d in designs]
     raw_by_skill: dict[str, list[float]] = defaultdict(list)
-    for design in designs:
-        if design.penalty is None and design.raw is not None:
-            raw_by_skill[design.skill].append(design.raw)
+    for design, raw, apart in zip(designs, raws, outside, strict=True):
+        if raw is not None and not apart:
+            raw_by_skill[design.skill].append(raw)
     means = {skill: _mean(values) for skill, values in raw_by_skill.items()}
-    return tuple(_designer_advantage(design, means, scale) for design in designs)
-
-
-def _designer_advantage(
-    design: ScoredDesign, means: Mapping[str, float], scale: float
-) -> float | None:
-    if design.penalty is not None:
-        return scale * design.penalty
-    if design.raw is None:
-        return None
-    return scale * (design.raw - means[design.skill])
+    advantages: list[float | None] = []
+    for design, raw, apart in zip(designs, raws, outside, strict=True):
+        if apart:
+            advantages.append(scale * design.penalty)
+        else:
+            advantages.append(None if raw is None else scale * (raw - means[design.skill]))
+    return tuple(advantages)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -50,11 +50,16 @@ def optimizer(
     beta2: float,
     weight_decay: float,
     clip_norm: float,
+    eps: float = 1e-8,
 ) -> optax.GradientTransformation:
-    """AdamW after clipping the global norm; `lr` is a number or a schedule of the step."""
+    """AdamW after clipping the global norm; `lr` is a number or a schedule of the step.
+
+    `eps` is added to the root of the second moment: parameters whose gradients are far below it
+    hardly move. Without it (1e-8) a batch of one role moves what only the other role uses.
+    """
     return optax.chain(
         optax.clip_by_global_norm(clip_norm),
-        optax.adamw(lr, b1=beta1, b2=beta2, weight_decay=weight_decay),
+        optax.adamw(lr, b1=beta1, b2=beta2, weight_decay=weight_decay, eps=eps),
     )
 
 

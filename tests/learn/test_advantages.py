@@ -129,6 +129,22 @@ def test_designer_advantages_by_hand() -> None:
     assert designer_advantages(designs, scale=8.0) == (2.0, -2.0, -4.0, 0.0, None, -2.0)
 
 
+def test_centred_penalties_by_hand() -> None:
+    designs = [
+        ScoredDesign(skill="logic", raw=1.0),
+        ScoredDesign(skill="logic", raw=0.5),
+        ScoredDesign(skill="logic", penalty=0.0),
+        ScoredDesign(skill="logic", raw=None),
+        ScoredDesign(skill="space", raw=0.75),
+        ScoredDesign(skill="space", penalty=-0.5),
+    ]
+    # The means are 0.5 and 0.125.
+    expected = (4.0, 0.0, -4.0, None, 5.0, -5.0)
+    assert designer_advantages(designs, scale=8.0, penalties="centred") == expected
+    with pytest.raises(ValueError, match="penalties must be one of outside, centred"):
+        designer_advantages(designs, scale=8.0, penalties="none")
+
+
 def test_a_lone_failure_still_teaches() -> None:
     lone = [ScoredDesign(skill="logic", penalty=-0.5)]
     assert designer_advantages(lone, scale=32.0) == (-16.0,)
