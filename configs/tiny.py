@@ -42,15 +42,19 @@ def get_config() -> config_dict.ConfigDict:
     c.play.context = 384
     c.play.temperature = 1.0
 
-    c.reward.max_role_scale = 0.1  # designs are long and few: more makes them collapse
+    # Designs are long and few, and most penalties fall on single tokens: weighed more, or apart
+    # from the valid designs beside them, they make the designer collapse.
+    c.reward.penalties = "centred"
+    c.reward.max_role_scale = 0.3
 
     c.learn.passes = 2
     c.learn.minibatches = 2
     c.learn.row_tokens = (192, 640)
     c.learn.rows = (8, 2)
 
-    c.optimizer.lr = 2e-4
+    # At 5e-4, or with AdamW's usual eps, updates of the agent alone unlearn the designer's Python.
+    c.optimizer.lr = 1e-4
+    c.optimizer.warmup = 20
+    c.optimizer.eps = 1e-5
     c.optimizer.weight_decay = 0.0
-
-    c.evaluation.per_level = 20
     return c
