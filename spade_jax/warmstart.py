@@ -143,7 +143,9 @@ def starting_point(
         tied=True,
         max_positions=c.model.context,
     )
-    return config, model.init(config, jax.random.key(c.seed)), chat
+    params = model.init(config, jax.random.key(c.seed))
+    params["embed"] *= c.model.embed_std / model.declare(config)["embed"].init_std
+    return config, params, chat
 
 
 def schedule(c: config_dict.ConfigDict, peak: float) -> optax.Schedule:
