@@ -222,3 +222,13 @@ def test_one_step_of_the_optimizer_by_hand() -> None:
     np.testing.assert_allclose(adam.mu["a"], [0.06, 0.08], rtol=1e-5)
     np.testing.assert_allclose(adam.nu["a"], [0.02 * 0.36, 0.02 * 0.64], rtol=1e-5)
     assert int(state.step) == 0
+
+
+def test_eps_holds_still_what_has_hardly_a_gradient() -> None:
+    tx = step.optimizer(1e-2, beta1=0.9, beta2=0.98, weight_decay=0.0, clip_norm=1.0, eps=1e-5)
+    params = {"used": jnp.zeros(1), "unused": jnp.zeros(1)}
+    gradients = {"used": jnp.full(1, 1e-3), "unused": jnp.full(1, 1e-9)}
+    updates, _ = tx.update(gradients, tx.init(params), params)
+    # The first step of Adam is -lr g / (|g| + eps).
+    assert float(updates["used"][0]) == pytest.approx(-1e-2 / 1.01, rel=1e-3)
+    assert float(updates["unused"][0]) == pytest.approx(-1e-6, rel=1e-3)
