@@ -86,7 +86,7 @@ def get_config() -> config_dict.ConfigDict:
     c.reward.plateau_ramp = 0.25  # ... falling to 0 over this distance
     c.reward.penalty = -0.5  # of a rejected design
     c.reward.hang_penalty = -0.5  # of one that hung in play
-    c.reward.penalties = "outside"  # the centring by skill | centred: among the raw rewards
+    c.reward.penalties = "outside"  # outside the centring by skill | centred: raw rewards in it
     c.reward.max_role_scale = 50.0  # cap on the weight of one designer sample
     c.reward.gamma_fast = 0.98  # decay of the trackers of learning potential
     c.reward.gamma_slow = 0.85

@@ -55,7 +55,7 @@ def optimizer(
     """AdamW after clipping the global norm; `lr` is a number or a schedule of the step.
 
     `eps` is added to the root of the second moment: parameters whose gradients are far below it
-    hardly move. Without it (1e-8) a batch of one role moves what only the other role uses.
+    hardly move.
     """
     return optax.chain(
         optax.clip_by_global_norm(clip_norm),
