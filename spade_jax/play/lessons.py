@@ -193,7 +193,7 @@ def play_lessons(
         single_turn_episodes if FAMILIES[p.family].single_turn else episodes for p in programs
     ]
     seeds = [seed * 1_000_003 + k for k in range(max(counts))]
-    solutions = solve(sandbox, environments, seeds)
+    solutions = solve(sandbox, environments, [seeds[:n] for n in counts])
     for i, (program, environment) in enumerate(zip(programs, environments, strict=True)):
         for k, instance_seed in enumerate(seeds[: counts[i]]):
             arm = Arm.HINTED if k % 2 else Arm.PLAIN
@@ -209,23 +209,23 @@ def play_lessons(
 
 
 def solve(
-    sandbox: Sandbox, environments: Sequence[Environment], seeds: Sequence[int]
+    sandbox: Sandbox, environments: Sequence[Environment], seeds: Sequence[Sequence[int]]
 ) -> list[list[tuple[str, ...]]]:
-    """Each environment's own solution on each seed."""
-    solutions: list[list[tuple[str, ...]]] = []
+    """Each environment's own solutions on its seeds."""
+    solutions: list[list[tuple[str, ...]]] = [[] for _ in environments]
     wave = sandbox.max_instances
     for start in range(0, len(environments), wave):
-        instances = [sandbox.open(e.code, e.kind) for e in environments[start : start + wave]]
-        found: list[list[tuple[str, ...]]] = [[] for _ in instances]
-        for seed in seeds:
-            sandbox.exchange([(instance, Reset(seed)) for instance in instances])
-            answers = sandbox.exchange([(instance, Solution()) for instance in instances])
-            for one, answer in zip(found, answers, strict=True):
+        chosen = range(start, min(start + wave, len(environments)))
+        instances = {i: sandbox.open(environments[i].code, environments[i].kind) for i in chosen}
+        for k in range(max(len(seeds[i]) for i in chosen)):
+            due = [i for i in chosen if k < len(seeds[i])]
+            sandbox.exchange([(instances[i], Reset(seeds[i][k])) for i in due])
+            answers = sandbox.exchange([(instances[i], Solution()) for i in due])
+            for i, answer in zip(due, answers, strict=True):
                 if not isinstance(answer, tuple):
                     raise RuntimeError(f"a bundled environment has no solution: {answer}")
-                one.append(answer)
-        sandbox.close_instances(instances)
-        solutions += found
+                solutions[i].append(answer)
+        sandbox.close_instances(list(instances.values()))
     return solutions
 
 

@@ -70,7 +70,7 @@ def test_solvers_win_in_order_and_both_arms(items: tuple[Item, ...]) -> None:
     ]
     with Sandbox() as sandbox:
         solutions = [
-            lessons.solve(sandbox, [item.environment], [item.seed])[0][0] for item in chosen
+            lessons.solve(sandbox, [item.environment], [[item.seed]])[0][0] for item in chosen
         ]
         for arm in Arm:
             parts = [

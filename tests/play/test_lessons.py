@@ -161,7 +161,7 @@ def test_careful_players_win_and_careless_ones_mostly_lose(sandbox: Sandbox) -> 
         lessons.Environment(id=f"{n}", kind=p.kind, skill=p.skill, code=p.code, iteration=0)
         for n, p in enumerate(programs)
     ]
-    solutions = lessons.solve(sandbox, environments, [11])
+    solutions = lessons.solve(sandbox, environments, [[11]] * len(environments))
     for careful in wins:
         parts = [
             (program, solution, careful, n)
