@@ -71,7 +71,7 @@ def _slip_sum(rng: random.Random, question: str, answer: str) -> str:
 
 def _write_sequence(rng: random.Random, level: int, theme: str) -> str:
     terms, extra = rng.randint(3, 5), []
-    a, b, term = between(rng, (1, 19), (40, 80)), between(rng, (0, 2), (2, 3)), "a + b * i"
+    a, b, term = between(rng, (1, 19), (40, 80)), between(rng, (1, 1), (2, 3)), "a + b * i"
     hint = "Add {b} to {items[-1]}."
     if level == 2:
         b = between(rng, (2, 4), (6, 9))
