@@ -114,7 +114,7 @@ def get_config() -> config_dict.ConfigDict:
     c.optimizer = config_dict.ConfigDict()
     c.optimizer.lr = 1e-6
     c.optimizer.warmup = 0  # updates over which the rate rises to lr
-    c.optimizer.norm_rate = 1.0  # rate of the norms' scales, relative to lr
+    c.optimizer.final_norm_rate = 1.0  # rate of the final norm's scale, relative to lr
     c.optimizer.beta1 = 0.9
     c.optimizer.beta2 = 0.98
     c.optimizer.eps = 1e-8  # added to the root of the second moment

@@ -204,7 +204,7 @@ RANGES: dict[str, Range] = {
     "learn.logprob_gap": NOT_NEGATIVE,
     "learn.max_skipped": COUNT,
     "optimizer.lr": POSITIVE,
-    "optimizer.norm_rate": POSITIVE,
+    "optimizer.final_norm_rate": POSITIVE,
     "optimizer.warmup": NOT_NEGATIVE,
     "optimizer.beta1": SHARE,
     "optimizer.beta2": SHARE,

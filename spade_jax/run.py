@@ -74,7 +74,7 @@ def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
         weight_decay=c.optimizer.weight_decay,
         clip_norm=c.optimizer.clip_norm,
         eps=c.optimizer.eps,
-        norm_rate=c.optimizer.norm_rate,
+        final_norm_rate=c.optimizer.final_norm_rate,
     )
     learner = Learner(
         model, hyper(c), tx, settings(c), jax.tree.map(jnp.copy, params) if c.learn.kl else None

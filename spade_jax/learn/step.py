@@ -51,19 +51,24 @@ def optimizer(
     weight_decay: float,
     clip_norm: float,
     eps: float = 1e-8,
-    norm_rate: float = 1.0,
+    final_norm_rate: float = 1.0,
 ) -> optax.GradientTransformation:
     """AdamW after clipping the global norm; `lr` is a number or a schedule of the step.
 
     `eps` is added to the root of the second moment: parameters whose gradients are far below it
-    hardly move. The scales of the norms take steps `norm_rate` times as large: they are about 1,
-    where the entries of matrices are a tenth of it and less.
+    hardly move. The scale of the final norm, which sets how decided the policy is, takes steps
+    `final_norm_rate` times as large.
     """
     return optax.chain(
         optax.clip_by_global_norm(clip_norm),
         optax.adamw(lr, b1=beta1, b2=beta2, weight_decay=weight_decay, eps=eps),
-        optax.masked(optax.scale(norm_rate), model.norms),
+        optax.masked(optax.scale(final_norm_rate), _final_norm),
     )
+
+
+def _final_norm(params: Params) -> dict[str, bool]:
+    """A mask of the final norm: a prefix of the tree of parameters."""
+    return {name: name == "final_norm" for name in params}
 
 
 def create(params: Params, tx: optax.GradientTransformation) -> LearnerState:

@@ -127,11 +127,6 @@ def is_parameter(x: object) -> bool:
     return isinstance(x, Parameter)
 
 
-def norms(params: Params) -> Any:
-    """A tree like `params` that is True at the norms' scales and False elsewhere."""
-    return jax.tree_util.tree_map_with_path(lambda at, _: at[-1].key.endswith("norm"), params)
-
-
 def init(c: ModelConfig, key: jax.Array) -> Params:
     """Random float32 parameters: normal with the declared deviation, norms at one."""
     leaves, treedef = jax.tree.flatten(declare(c), is_leaf=is_parameter)
