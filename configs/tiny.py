@@ -10,7 +10,7 @@ from spade_jax.configs import default
 
 def get_config() -> config_dict.ConfigDict:
     c = default.get_config()
-    c.iterations = 80
+    c.iterations = 60
 
     c.model.compute_dtype = "float32"
 
@@ -61,5 +61,5 @@ def get_config() -> config_dict.ConfigDict:
     c.optimizer.eps = 1e-5
     c.optimizer.weight_decay = 0.0
 
-    c.evaluation.every = 40
+    c.evaluation.every = 20
     return c

@@ -32,8 +32,8 @@ def get_config() -> config_dict.ConfigDict:
     c.data = config_dict.ConfigDict()
     c.data.path = ""  # JSONL of {"messages": [{"role", "content"}, ...]}; "": the bundled generator
     c.data.programs = 8000  # design lessons of the bundled generator
-    c.data.episodes = 12  # scripted episodes in each program, every second one hinted
-    c.data.single_turn_episodes = 24  # the same where the first answer ends the episode
+    c.data.episodes = 6  # scripted episodes in each program, every second one hinted
+    c.data.single_turn_episodes = 28  # the same where the first answer ends the episode
     c.data.max_words = 16  # of the document in a design prompt
     c.data.code_characters = 200  # of an example in a design prompt
     c.data.max_turns = 8  # of a scripted episode

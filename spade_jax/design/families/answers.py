@@ -140,23 +140,23 @@ def _slip_letters(rng: random.Random, question: str, answer: str) -> str:
 
 THINGS = "fig nut pea oat egg bun ham jam pie tea kiwi plum corn leek rice lime".split()
 
-# For each level: how many things, how many of them are counted, whether they are mixed, how often
-# each comes at least, and by how many it may come more often.
+# For each level: how many things, how many of them are counted, whether they are mixed, and the
+# range of how often each comes at least.
 _COUNTS = (
-    (3, 3, False, (0, 2), (2, 3)),
-    (3, 3, True, (0, 2), (2, 3)),
-    (2, 2, True, (0, 3), (3, 5)),
-    (3, 3, True, (0, 3), (3, 5)),
-    (4, 3, True, (2, 4), (3, 5)),
+    (2, 2, False, (0, 3)),
+    (2, 2, True, (0, 3)),
+    (3, 2, True, (0, 3)),
+    (3, 3, True, (0, 3)),
+    (4, 3, True, (2, 4)),
 )
 
 
 def _write_count(rng: random.Random, level: int, theme: str) -> str:
-    kinds, counted, mixed, lows, spreads = _COUNTS[level - 1]
+    kinds, counted, mixed, lows = _COUNTS[level - 1]
     things, some = rng.sample(THINGS, kinds), []
     for thing in things:
         low = rng.randint(*lows)
-        some.append(f'["{thing}"] * rng.randint({low}, {low + rng.randint(*spreads)})')
+        some.append(f'["{thing}"] * rng.randint({low}, {low + rng.randint(3, 5)})')
     names = rng.sample(things[:counted], counted)
     return _program(
         theme,

@@ -21,7 +21,7 @@ _SEARCH_STEP = """
 
 # For each level: lowest and highest first number, size of the range, guesses, width of the hint.
 _SEARCHES = (
-    ((1, 5), (31, 43), (7, 7), (2, 6)),
+    ((1, 5), (36, 58), (7, 7), (2, 6)),
     ((1, 9), (40, 63), (6, 7), (3, 6)),
     ((1, 30), (40, 63), (6, 6), (3, 9)),
     ((1, 60), (64, 95), (7, 7), (5, 12)),
