@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import random
 import re
+from collections.abc import Callable
 
 from spade_jax.design.families.answers import THINGS
 from spade_jax.design.families.family import Family, between, hint_of, program, question_of, quoted
@@ -100,9 +103,43 @@ def _write_stock(rng: random.Random, level: int, theme: str) -> str:
     return _program(theme, "StockEnv", draws, tools=[value], answer=answer, ask=ask, hint=hint)
 
 
-# -- player -----------------------------------------------------------------------------------
+# -- players ----------------------------------------------------------------------------------
 
-_MERGE = {"lowest": min, "highest": max, "together": sum}
+
+@dataclasses.dataclass
+class _Plan:
+    """Calls to come, values known already, and what answers the question once all are found.
+
+    A call is a tool and whom it is about; "" stands for what the call before it found.
+    """
+
+    calls: list[tuple[str, str]]
+    found: list[int]
+    answer: Callable[[list[int]], int]
+
+
+def _plan_chain(question: str, hint: str) -> _Plan:
+    """One call a hop, from where the hint leads to."""
+    path, start = re.findall(r"what is the ([\w ]+) of (\w+)\?", question)[0]
+    tools = path.split(" of the ")[::-1]
+    known = re.search(r"The ([\w ]+) of \w+ is (\w+)", hint)
+    if known:
+        start, tools = known[2], tools[len(known[1].split(" of the ")) :]
+    calls = [(tool, "" if i else start) for i, tool in enumerate(tools)]
+    return _Plan(calls, [], lambda found: found[-1])
+
+
+def _plan_stock(question: str, hint: str) -> _Plan:
+    """One call a thing, but for those whose sum the hint tells or which it rules out."""
+    added = re.search(r"what (\w+) have ([\w, ]+) together", question)
+    if added:
+        names, known = added[2].split(", "), re.search(r"have (\d+)", hint)
+        calls = [(added[1], name) for name in (names[-1:] if known else names)]
+        return _Plan(calls, [int(known[1])] if known else [], sum)
+    value, listed = re.findall(r"what is the ([\w ]+) of ([\w, ]+)\?", question)[0]
+    named = re.findall(r"is the \w+ of (\w+)", hint)
+    calls = [(value.split()[-1], name) for name in named or listed.split(", ")]
+    return _Plan(calls, [], min if "lowest" in value else max)
 
 
 class _Asker:
@@ -112,32 +149,18 @@ class _Asker:
     """
 
     def __init__(
-        self, rng: random.Random, observation: str, solution: tuple[str, ...], careful: bool
+        self,
+        rng: random.Random,
+        observation: str,
+        solution: tuple[str, ...],
+        careful: bool,
+        *,
+        plan: Callable[[str, str], _Plan],
     ) -> None:
-        question, hint = question_of(observation).partition(" Tools:")[0], hint_of(observation)
-        self.rng, self.seen, self.found = rng, "", []
-        self.merge = next((_MERGE[w] for w in _MERGE if w in question), max)
-        # Calls to come: a tool and whom it is about, "" for what the call before it found.
-        self.calls: list[tuple[str, str]] = []
-        path = re.search(r"what is the ([\w ]+) of ([\w, ]+)\?", question)
-        if path and " of the " not in path[1] and "," in path[2]:
-            names = re.findall(r"is the \w+ of (\w+)", hint) or path[2].split(", ")
-            self.calls = [(path[1].split()[-1], name) for name in names]
-        elif path:
-            tools = path[1].split(" of the ")[::-1]
-            known = re.search(r"The ([\w ]+) of \w+ is (\w+)", hint)
-            start = known[2] if known else path[2]
-            tools = tools[len(known[1].split(" of the ")) :] if known else tools
-            self.calls = [(tool, "" if i else start) for i, tool in enumerate(tools)]
-            self.merge = lambda found: found[-1]
-        else:
-            value, listed = re.findall(r"what (\w+) have ([\w, ]+) together", question)[0]
-            known = re.search(r"([\w, ]+) have (\d+)", hint)
-            names = listed.split(", ")
-            if known:
-                names, self.found = names[-1:], [int(known[2])]
-            self.calls = [(value, name) for name in names]
-        self.wrong = 0
+        question = question_of(observation).partition(" Tools:")[0]
+        planned = plan(question, hint_of(observation))
+        self.calls, self.found, self.answer = planned.calls, planned.found, planned.answer
+        self.rng, self.seen, self.wrong = rng, "", 0
         if not careful and rng.random() > 0.1:
             self._slip()
 
@@ -161,7 +184,7 @@ class _Asker:
             whom, self.seen = whom or self.seen, self.seen or "asked"
             call = json.dumps({"name": tool, "arguments": {"name": whom}})
             return f"<tool_call>{call}</tool_call>"
-        value = self.merge(self.found) + self.wrong if self.found else self.rng.randint(10, 99)
+        value = self.answer(self.found) + self.wrong if self.found else self.rng.randint(10, 99)
         return f"<answer>{abs(value)}</answer>"
 
 
@@ -171,13 +194,13 @@ LOOKUP_FAMILIES = (
         skill="Data Retrieval",
         kind=Kind.TOOL_USE,
         write=_write_chain,
-        player=_Asker,
+        player=functools.partial(_Asker, plan=_plan_chain),
     ),
     Family(
         name="stock",
         skill="Multi-Step Workflows",
         kind=Kind.TOOL_USE,
         write=_write_stock,
-        player=_Asker,
+        player=functools.partial(_Asker, plan=_plan_stock),
     ),
 )
