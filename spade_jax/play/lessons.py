@@ -25,7 +25,7 @@ from spade_jax.design.families import (
 )
 from spade_jax.envs import fingerprint
 from spade_jax.envs.sandbox import Reset, Sandbox, Solution
-from spade_jax.play.episodes import Job, Rules, play, waves
+from spade_jax.play.episodes import Job, Rules, play, play_seed, waves
 from spade_jax.policy.conversation import Budget
 from spade_jax.types import (
     Arm,
@@ -192,14 +192,18 @@ def play_lessons(
     counts = [
         single_turn_episodes if FAMILIES[p.family].single_turn else episodes for p in programs
     ]
-    seeds = [seed * 1_000_003 + k for k in range(max(counts))]
-    solutions = solve(sandbox, environments, [seeds[:n] for n in counts])
+    # Of each program its own, or one program's instances would resemble the next one's.
+    seeds = [
+        [play_seed(seed, environment.id, 0, k) for k in range(count)]
+        for environment, count in zip(environments, counts, strict=True)
+    ]
+    solutions = solve(sandbox, environments, seeds)
     for i, (program, environment) in enumerate(zip(programs, environments, strict=True)):
-        for k, instance_seed in enumerate(seeds[: counts[i]]):
+        for k, instance_seed in enumerate(seeds[i]):
             arm = Arm.HINTED if k % 2 else Arm.PLAIN
             careful = random.Random(f"{seed}/care/{i}/{k}").random() < CARE[arm][program.level]
             jobs.append(Job(environment, arm, k, instance_seed))
-            parts.append((program, solutions[i][k], careful, seed * 7919 + i * len(seeds) + k))
+            parts.append((program, solutions[i][k], careful, instance_seed))
     wave = sandbox.max_instances
     script = Script(parts, jobs, wave)
     played = play(script, sandbox, jobs, rules, seed=seed, iteration=0, wave=wave)
