@@ -52,7 +52,8 @@ def get_config() -> config_dict.ConfigDict:
     c.learn.row_tokens = (192, 640)
     c.learn.rows = (8, 2)
 
-    # Noise in the matrices is what harms the designer: at 3e-4 it was lost within 16 iterations.
+    # Noise in the matrices is what harms the designer: at 3e-4 hardly a design was valid after 28
+    # iterations.
     # The final norm's gradient is the one that agrees from batch to batch (cosine 0.4), and says
     # that the policy should be more decided; at lr itself it would take thousands of updates.
     c.optimizer.lr = 1.5e-4

@@ -118,22 +118,17 @@ def designer_advantages(
     """
     if penalties not in PENALTIES:
         raise ValueError(f"penalties must be one of {', '.join(PENALTIES)}, not {penalties!r}")
-    raws = [
-        d.penalty if penalties == "centred" and d.penalty is not None else d.raw for d in designs
-    ]
-    outside = [penalties == "outside" and d.penalty is not None for d in designs]
-    raw_by_skill: dict[str, list[float]] = defaultdict(list)
-    for design, raw, apart in zip(designs, raws, outside, strict=True):
-        if raw is not None and not apart:
-            raw_by_skill[design.skill].append(raw)
-    means = {skill: _mean(values) for skill, values in raw_by_skill.items()}
-    advantages: list[float | None] = []
-    for design, raw, apart in zip(designs, raws, outside, strict=True):
-        if apart:
-            advantages.append(scale * design.penalty)
-        else:
-            advantages.append(None if raw is None else scale * (raw - means[design.skill]))
-    return tuple(advantages)
+    values = [d.raw if d.penalty is None else d.penalty for d in designs]
+    compared = [penalties == "centred" or d.penalty is None for d in designs]
+    by_skill: dict[str, list[float]] = defaultdict(list)
+    for design, value, counts in zip(designs, values, compared, strict=True):
+        if counts and value is not None:
+            by_skill[design.skill].append(value)
+    means = {skill: _mean(known) for skill, known in by_skill.items()}
+    return tuple(
+        None if value is None else scale * (value - (means[design.skill] if counts else 0.0))
+        for design, value, counts in zip(designs, values, compared, strict=True)
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

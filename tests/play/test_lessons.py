@@ -152,6 +152,15 @@ def test_care_rises_with_the_hint_and_falls_with_the_level(
     assert all(CARE[Arm.HINTED][v] > CARE[Arm.PLAIN][v] for v in LEVELS)
 
 
+def test_programs_play_instances_of_their_own(sandbox: Sandbox) -> None:
+    with Corpus("", seed=1, max_words=24) as corpus:
+        program, _ = lessons.draw_program(5, 0, corpus)
+    one, _, two, _ = lessons.play_lessons(
+        sandbox, [program, program], RULES, seed=3, episodes=2, single_turn_episodes=2
+    )
+    assert one.messages[0] != two.messages[0]
+
+
 def test_careful_players_win_and_careless_ones_mostly_lose(sandbox: Sandbox) -> None:
     """What makes care worth learning: it pays in every family."""
     with Corpus("", seed=1, max_words=24) as corpus:
