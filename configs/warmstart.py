@@ -31,15 +31,15 @@ def get_config() -> config_dict.ConfigDict:
 
     c.data = config_dict.ConfigDict()
     c.data.path = ""  # JSONL of {"messages": [{"role", "content"}, ...]}; "": the bundled generator
-    c.data.programs = 8000  # design lessons of the bundled generator
-    c.data.episodes = 6  # scripted episodes in each program, every second one hinted
-    c.data.single_turn_episodes = 28  # the same where the first answer ends the episode
+    c.data.programs = 9000  # design lessons of the bundled generator
+    c.data.episodes = 10  # scripted episodes in each program, every second one hinted
+    c.data.single_turn_episodes = 20  # the same where the first answer ends the episode
     c.data.max_words = 16  # of the document in a design prompt
     c.data.code_characters = 200  # of an example in a design prompt
     c.data.max_turns = 8  # of a scripted episode
 
     c.train = config_dict.ConfigDict()
-    c.train.steps = 6500  # optimizer steps
+    c.train.steps = 9000  # optimizer steps
     c.train.lr = 2e-3  # peak of Muon, which trains the layers' matrices
     c.train.adam_lr = 4e-3  # peak of AdamW, which trains the rest
     c.train.warmup = 100  # steps of linear rise

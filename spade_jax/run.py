@@ -65,10 +65,9 @@ def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
     tokenizer = ChatTokenizer(folder)
     model, params = hub.load(folder)
     check_sizes(c, model, tokenizer)
+    warmup = max(1, c.optimizer.warmup)
     tx = step.optimizer(
-        optax.linear_schedule(0.0, c.optimizer.lr, c.optimizer.warmup)
-        if c.optimizer.warmup
-        else c.optimizer.lr,
+        optax.linear_schedule(c.optimizer.lr / warmup, c.optimizer.lr, warmup - 1),
         beta1=c.optimizer.beta1,
         beta2=c.optimizer.beta2,
         weight_decay=c.optimizer.weight_decay,

@@ -1,4 +1,4 @@
-"""Families that ask one question and take one answer: sum, sequence, letters, count, order."""
+"""Families that ask one question and take one answer: sum, sequence, letters, missing, order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from spade_jax.design.families.family import (
     between,
     numbers,
     program,
-    quoted,
 )
 from spade_jax.types import Kind
 
@@ -136,48 +135,35 @@ def _slip_letters(rng: random.Random, question: str, answer: str) -> str:
     return " ".join(rng.choice([swapped, swapped, letters[:-1], letters[1:] + letters[:1]]))
 
 
-# -- count ------------------------------------------------------------------------------------
+# -- missing ----------------------------------------------------------------------------------
 
-THINGS = "fig nut pea oat egg bun ham jam pie tea kiwi plum corn leek rice lime".split()
-
-# For each level: how many things, how many of them are counted, whether they are mixed, and the
-# range of how often each comes at least.
-_COUNTS = (
-    (2, 2, False, (0, 3)),
-    (2, 2, True, (0, 3)),
-    (3, 2, True, (0, 3)),
-    (3, 3, True, (0, 3)),
-    (4, 3, True, (2, 4)),
-)
+# For each level: range of how many letters there are, and how many of them are left out.
+_MISSING = (((3, 6), 1), ((4, 7), 1), ((5, 8), 2), ((7, 10), 3), ((8, 11), 4))
 
 
-def _write_count(rng: random.Random, level: int, theme: str) -> str:
-    kinds, counted, mixed, lows = _COUNTS[level - 1]
-    things, some = rng.sample(THINGS, kinds), []
-    for thing in things:
-        low = rng.randint(*lows)
-        some.append(f'["{thing}"] * rng.randint({low}, {low + rng.randint(3, 5)})')
-    names = rng.sample(things[:counted], counted)
+def _write_missing(rng: random.Random, level: int, theme: str) -> str:
+    sizes, gone = _MISSING[level - 1]
+    n, start, end = rng.randint(*sizes), rng.randint(0, 7), rng.randint(18, 26)
+    hint = "It starts with {self.plan[0][0]}." if gone > 1 else "It is not {some[0]} or {some[1]}."
     return _program(
         theme,
-        "CountEnv",
+        "MissingEnv",
         [
-            f"items = {' + '.join(some[:2])}",
-            *([f"items += {' + '.join(some[2:])}"] if some[2:] else []),
-            *(["rng.shuffle(items)"] if mixed else []),
-            f"counts = [str(items.count(x)) for x in [{quoted(names)}]]",
-            'self.plan = [" ".join(counts)]',
+            f'items = rng.sample("{ascii_lowercase}"[{start}:{end}], {n})',
+            f"some = rng.sample(items, {n - gone})",
+            'self.plan = [" ".join(x for x in items if x not in some)]',
         ],
-        ask=f"count {', '.join(names)} in {{' '.join(items)}}.",
-        hint=f"{names[0]} comes {{counts[0]}} times.",
+        ask=rng.choice(["which of", "what of"])
+        + " {' '.join(items)} is missing in {' '.join(some)}?",
+        hint=hint,
     )
 
 
-def _slip_count(rng: random.Random, question: str, answer: str) -> str:
-    counts = numbers(answer)
-    i = rng.randrange(len(counts))
-    counts[i] = max(0, counts[i] + rng.choice([-1, -1, 1, 2])) or counts[i] + 1
-    return " ".join(map(str, counts))
+def _slip_missing(rng: random.Random, question: str, answer: str) -> str:
+    there, gone = question.partition(" missing in ")[2].rstrip("?").split(), answer.split()
+    i = rng.randrange(len(gone))
+    wrong = [*gone[:i], rng.choice(there), *gone[i + 1 :]]
+    return " ".join(rng.choice([wrong, gone[:i] + gone[i + 1 :] or wrong]))
 
 
 # -- order ------------------------------------------------------------------------------------
@@ -206,6 +192,6 @@ ANSWER_FAMILIES = (
     _family("sum", "Mathematical Reasoning", _write_sum, _slip_sum),
     _family("sequence", "Pattern Recognition", _write_sequence, _slip_sequence),
     _family("letters", "Pattern Recognition", _write_letters, _slip_letters),
-    _family("count", "Logical Deduction", _write_count, _slip_count),
+    _family("missing", "Logical Deduction", _write_missing, _slip_missing),
     _family("order", "Logical Deduction", _write_order, _slip_letters),
 )

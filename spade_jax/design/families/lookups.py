@@ -9,7 +9,6 @@ import random
 import re
 from collections.abc import Callable
 
-from spade_jax.design.families.answers import THINGS
 from spade_jax.design.families.family import Family, between, hint_of, program, question_of, quoted
 from spade_jax.types import Kind
 
@@ -74,6 +73,7 @@ def _write_chain(rng: random.Random, level: int, theme: str) -> str:
 # -- stock ------------------------------------------------------------------------------------
 
 _VALUES = "price weight cost size".split()
+_THINGS = "fig nut pea oat egg bun ham jam pie tea kiwi plum corn leek rice lime".split()
 
 # For each level: how many things are asked for, and whether their values are added.
 _STOCKS = ((1, False), (2, False), (3, False), (2, True), (3, True))
@@ -95,7 +95,7 @@ def _write_stock(rng: random.Random, level: int, theme: str) -> str:
         ask, answer = f"what is the {word} {value} of {listed}?", f"self.{value}[best]"
         hint = f"It is the {value} of {{best}}."
     draws = [
-        f"names = rng.sample([{quoted(rng.sample(THINGS, max(n, rng.randint(3, 5))))}], {n})",
+        f"names = rng.sample([{quoted(rng.sample(_THINGS, max(n, rng.randint(3, 5))))}], {n})",
         f"self.{value} = {_table(rng)}",
     ]
     if n > 1 and not added:
