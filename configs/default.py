@@ -61,6 +61,7 @@ def get_config() -> config_dict.ConfigDict:
     c.sandbox.memory_mb = 256  # of one instance, beyond the interpreter
     c.sandbox.max_instances = 256  # processes at once
     c.sandbox.max_observation = 8192  # characters
+    c.sandbox.unsafe = False  # run programs even where the kernel has no system-call filter
 
     c.play = config_dict.ConfigDict()
     c.play.plays = 8  # plain episodes of an environment per iteration, all trained

@@ -224,7 +224,7 @@ def sandbox_rates(run: Run, environments: Sequence[Environment]) -> tuple[float,
     chosen = [environments[n % len(environments)] for n in range(count)]
     times: dict[int, list[float]] = {0: [], 1: [], 2: []}
     for _ in range(REPEATS):
-        instances = [run.sandbox.open(e.code, e.kind) for e in chosen]
+        instances = [run.sandbox.open(e.code, e.kind, trusted=True) for e in chosen]
         for part, call in enumerate((Reset(0), Reset(1), Step("1"))):
             began = time.perf_counter()
             run.sandbox.exchange([(instance, call) for instance in instances])

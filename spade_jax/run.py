@@ -239,3 +239,6 @@ def describe(run: Run) -> None:
         f"minibatches, AdamW at {c.optimizer.lr:g}",
         flush=True,
     )
+    report = run.sandbox.confinement
+    lacks = "".join(f"; not enforced: {step} ({why})" for step, why in report.missing.items())
+    print(f"programs run confined by tier {report.tier}{lacks}", flush=True)

@@ -230,11 +230,16 @@ class FailureKind(enum.StrEnum):
 
 @dataclass
 class Failure:
-    """An environment that broke: in which phase (construct, reset, step, ...), how, and why."""
+    """An environment that broke: in which phase (construct, reset, step, ...), how, and why.
+
+    `cpu_seconds` is what its process had used up to then, where that is known: a time-out with
+    little of it waited, or had no core to run on. It is no part of what makes two failures equal.
+    """
 
     phase: str
     kind: FailureKind
     message: str
+    cpu_seconds: float | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclass

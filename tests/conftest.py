@@ -1,5 +1,6 @@
 """What all tests share: JAX on the CPU, rank promotion an error, tools of the machine."""
 
+import ctypes
 import os
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ os.environ["MPLBACKEND"] = "Agg"
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -49,11 +51,25 @@ def find_tool() -> Callable[[str], str]:
     """Path of a program of the machine; without it the test is skipped, or fails where asked."""
 
     def find(name: str) -> str:
-        path = shutil.which(name)
-        if path is None and os.environ.get("SPADE_REQUIRE_TOOLS") == "1":
-            pytest.fail(f"{name} is not installed, and SPADE_REQUIRE_TOOLS=1 wants every tool")
-        if path is None:
-            pytest.skip(f"{name} is not installed")
-        return path
+        return shutil.which(name) or _lacking(name)
 
     return find
+
+
+@pytest.fixture
+def find_library() -> Callable[[str], ctypes.CDLL]:
+    """A shared library of the machine; without it the test is skipped, or fails where asked."""
+
+    def find(name: str) -> ctypes.CDLL:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            _lacking(name)
+
+    return find
+
+
+def _lacking(name: str) -> NoReturn:
+    if os.environ.get("SPADE_REQUIRE_TOOLS") == "1":
+        pytest.fail(f"{name} is not installed, and SPADE_REQUIRE_TOOLS=1 wants every tool")
+    pytest.skip(f"{name} is not installed")

@@ -6,25 +6,26 @@ It runs in a process of its own, forked by `zygote`. Everything the program does
 
 from __future__ import annotations
 
-import random
-import socket
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from spade_jax.envs import contract, wire
+from spade_jax.envs import contract, entropy, wire
+from spade_jax.envs.seccomp import CHANNEL
 from spade_jax.envs.tool_use import ToolUseBaseEnv
 from spade_jax.types import FailureKind, StepResult
 
 _FILE = "<environment>"
 _RECEIVE = 1 << 16
+_read, _write = os.read, os.write  # as they are before the program runs
 
 
-def serve(channel: socket.socket) -> None:
+def serve() -> None:
     """Answer requests until the host closes the channel."""
     session: Session | None = None
-    for sequence, payload in _frames(channel):
+    for sequence, payload in _frames():
         request = wire.decode_request(payload)
         replies: Iterator[wire.Reply]
         if isinstance(request, wire.Load):
@@ -34,7 +35,7 @@ def serve(channel: socket.socket) -> None:
             assert session is not None
             replies = session.answer(request)
         for n, reply in enumerate(replies):
-            channel.sendall(wire.frame(sequence + n, _encode(reply)))
+            _send(wire.frame(sequence + n, _encode(reply)))
 
 
 class Session:
@@ -70,25 +71,31 @@ class Session:
         module = types.ModuleType(contract.MODULE)
         module.__dict__["ToolUseBaseEnv"] = ToolUseBaseEnv
         sys.modules[contract.MODULE] = module
-        _seed(0)
+        entropy.start(0)
         exec(compile(self._load.code, _FILE, "exec", dont_inherit=True), module.__dict__)
         self._class = contract.environment_class(module.__dict__, self._load.kind, ToolUseBaseEnv)
-        self._fresh = self._class()
+        self._fresh = self._construct()
         return wire.Loaded()
 
+    def _construct(self) -> Any:
+        """A new environment; its constructor sees the same world each time."""
+        entropy.start(0)
+        return self._class()
+
     def _reset(self, seed: int) -> wire.Reply:
-        _seed(seed)
         if self._fresh is None:
-            made = _guarded("construct", self._class)
+            made = _guarded("construct", self._construct)
             if isinstance(made, wire.Failed):
                 return made
             self._fresh = made
         self._environment, self._fresh = self._fresh, None
         limit = self._limit
-        return _guarded(
-            "reset",
-            lambda: _observed(contract.reset_result(self._environment.reset(seed=seed), limit)),
-        )
+
+        def reset() -> wire.Observed:
+            entropy.start(seed)
+            return _observed(contract.reset_result(self._environment.reset(seed=seed), limit))
+
+        return _guarded("reset", reset)
 
     def _step(self, action: str) -> wire.Reply:
         limit = self._limit
@@ -174,16 +181,9 @@ def _encode(reply: wire.Reply) -> bytes:
     return wire.encode(wire.Failed("rollout", FailureKind.CONTRACT, message))
 
 
-def _seed(seed: int) -> None:
-    """Global generators follow the seed, for programs that use them instead of their own."""
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)
-
-
-def _frames(channel: socket.socket) -> Iterator[tuple[int, bytes]]:
+def _frames() -> Iterator[tuple[int, bytes]]:
     buffer = bytearray()
-    while chunk := channel.recv(_RECEIVE):
+    while chunk := _receive():
         buffer += chunk
         while len(buffer) >= wire.HEADER.size:
             length, sequence = wire.HEADER.unpack_from(buffer)
@@ -193,3 +193,19 @@ def _frames(channel: socket.socket) -> Iterator[tuple[int, bytes]]:
             payload = bytes(buffer[wire.HEADER.size : end])
             del buffer[:end]
             yield sequence, payload
+
+
+def _receive() -> bytes:
+    """The next bytes from the host; empty when there is no host any more."""
+    while True:
+        try:
+            return _read(CHANNEL, _RECEIVE)
+        except OSError:
+            return b""
+        except BaseException:  # raised by a signal handler of the program, between two calls
+            continue
+
+
+def _send(frame: bytes) -> None:
+    while frame:
+        frame = frame[_write(CHANNEL, frame) :]

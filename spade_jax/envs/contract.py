@@ -27,12 +27,14 @@ MAX_SOLUTION = 1000  # actions
 MODULE = "environment"  # module name that a program sees itself under
 OVERSIZED = "The observation is too long"  # start of the message on an observation over the cap
 
-ALLOWED_MODULES = (
+STANDARD_MODULES = (
     *("__future__", "abc", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime"),
     *("decimal", "enum", "fractions", "functools", "heapq", "itertools", "json", "math"),
-    *("numbers", "numpy", "operator", "random", "re", "statistics", "string", "textwrap"),
+    *("numbers", "operator", "random", "re", "statistics", "string", "textwrap", "time"),
     *("typing", "unicodedata"),
 )
+MATH_MODULES = ("math_verify", "sympy")
+ALLOWED_MODULES = (*STANDARD_MODULES, "numpy", *MATH_MODULES)
 
 
 class ContractError(ValueError):
@@ -42,6 +44,13 @@ class ContractError(ValueError):
 def won(result: StepResult) -> bool:
     """Whether an episode that ends with `result` is won."""
     return result.terminated and result.reward > WIN
+
+
+def heavy_modules(code: str) -> tuple[str, ...]:
+    """The packages a program seems to need, which must be imported before it is confined."""
+    if any(name in code for name in MATH_MODULES):
+        return ("numpy", *MATH_MODULES)
+    return ("numpy",) if "numpy" in code else ()
 
 
 def environment_class(namespace: Mapping[str, Any], kind: Kind, tool_base: type) -> type:

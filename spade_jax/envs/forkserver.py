@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -16,18 +17,19 @@ from typing import TypeVar
 import msgspec
 
 from spade_jax.envs import wire
+from spade_jax.envs.confine import Report, Tier
 
 _Report = TypeVar("_Report", wire.Started, wire.Killed)
 
 _START_SECONDS = 60.0
 _REPLY_SECONDS = 10.0
 _BOOT = """
-import os, sys
-folders = sys.argv[3].split(os.pathsep)
-added = [folder for folder in folders if folder not in sys.path]
-sys.path[:0] = added
+import sys
+project = sys.argv[3]
+sys.path = [project, *sys.argv[4:]]
 from spade_jax.envs import zygote
-sys.path[:] = [folder for folder in sys.path if folder not in added[:1]]
+if project not in sys.argv[4:]:
+    sys.path.remove(project)
 zygote.main(int(sys.argv[1]), sys.argv[2])
 """
 
@@ -39,14 +41,18 @@ class ForkServerDied(Exception):
 class ForkServer:
     """A running zygote. Not a context manager: the sandbox owns it."""
 
-    def __init__(self, limits: wire.Limits, hash_seed: int) -> None:
+    def __init__(
+        self, limits: wire.Limits, hash_seed: int, modules: tuple[str, ...], tier: Tier
+    ) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(_START_SECONDS)
+        folders = _python_folders()
+        boot = wire.Boot(limits, modules, tuple(folders), tier)
         with theirs:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-s", "-P", "-c", _BOOT, str(theirs.fileno())),
-                    *(msgspec.json.encode(limits).decode(), os.pathsep.join(_folders())),
+                    *(sys.executable, "-s", "-P", "-S", "-c", _BOOT, str(theirs.fileno())),
+                    *(msgspec.json.encode(boot).decode(), _project(), *folders),
                 ],
                 pass_fds=[theirs.fileno()],
                 env=_environment(hash_seed),
@@ -56,18 +62,22 @@ class ForkServer:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self._receive(wire.Started)
+        started = self._receive(wire.Started)
+        self.confinement = Report(started.tier, started.missing)
         self._control.settimeout(_REPLY_SECONDS)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def fork(self, instance: int, channel: socket.socket, numpy: bool) -> None:
-        """Fork an instance that talks on `channel`, which the caller then closes."""
+    def fork(self, instance: int, channel: socket.socket, output: int) -> None:
+        """Fork an instance that talks on `channel` and prints to the descriptor `output`.
+
+        The caller closes both.
+        """
         try:
-            packet = wire.encode(wire.Fork(instance, numpy))
-            socket.send_fds(self._control, [packet], [channel.fileno()])
+            packet = wire.encode(wire.Fork(instance))
+            socket.send_fds(self._control, [packet], [channel.fileno(), output])
         except OSError as error:
             raise ForkServerDied from error
 
@@ -102,14 +112,22 @@ class ForkServer:
         return report
 
 
-def _folders() -> list[str]:
-    """Where the fork server finds this project, first, and the packages it needs."""
-    folders = [str(Path(__file__).resolve().parents[2])]
-    for name in ("msgspec", "numpy"):
+def _project() -> str:
+    """The folder this package is imported from; instances cannot read it."""
+    return str(Path(__file__).resolve().parents[2])
+
+
+def _python_folders() -> list[str]:
+    """The standard library and the folders of installed packages, where instances may look."""
+    paths = sysconfig.get_paths()
+    folders = [paths["stdlib"], *(path for path in sys.path if path.endswith("lib-dynload"))]
+    for name in ("msgspec", "numpy", "sympy"):
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None:
-            folders.append(str(Path(spec.origin).resolve().parents[1]))
-    return list(dict.fromkeys(folders))
+            folders.append(str(Path(spec.origin).parents[1]))
+    folders.append(paths["purelib"])
+    real = (os.path.realpath(folder) for folder in folders)
+    return list(dict.fromkeys(folder for folder in real if os.path.isdir(folder)))
 
 
 def _environment(hash_seed: int) -> dict[str, str]:
@@ -119,6 +137,7 @@ def _environment(hash_seed: int) -> dict[str, str]:
         **kept,
         **threads,
         "LANG": "C.UTF-8",
+        "TZ": "UTC",
         "PYTHONHASHSEED": str(hash_seed),
         "PYTHONDONTWRITEBYTECODE": "1",
     }

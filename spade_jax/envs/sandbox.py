@@ -5,15 +5,18 @@
         [first] = sandbox.exchange([(instance, Reset(7))])
         [result] = sandbox.exchange([(instance, Step("4"))])
 
-What it holds an instance to: wall time per construct, reset and step; CPU time, memory, no files
-written, no core, no further processes or threads (for an ordinary user, and for root, which drops
-to nobody); a clean environment; a typed, length-capped channel on which nothing is ever pickled.
-What it does not yet stop: reading files, opening sockets, and signalling processes of the same
-user. Instances must not be given secrets until it does.
+An instance is one process, which cannot start another: within the wall time of each construct,
+reset and step, the CPU time and the memory given, it computes, and it reads nothing but Python's
+own folders (`confine.Tier` says how that is enforced on this machine). Its channel is typed and
+length-capped, nothing is ever pickled, and what it prints is kept up to a limit.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -23,16 +26,17 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
 from spade_jax.envs import contract, wire
+from spade_jax.envs.confine import Report, Tier
 from spade_jax.envs.forkserver import ForkServer, ForkServerDied
 from spade_jax.envs.wire import Call, Hint, Reset, Rollout, Rollouts, Solution, Step
-from spade_jax.types import Failure, FailureKind, Kind, StepResult, dataclass
+from spade_jax.types import Failure, FailureKind, Kind, StepResult, UsageError, dataclass
 
 __all__ = [
     "Answer",
@@ -49,6 +53,7 @@ __all__ = [
 ]
 
 _RECEIVE = 1 << 16
+_MAX_OUTPUT = 8192  # bytes of what an instance prints that are kept
 _PHASES: dict[type, wire.Phase] = {
     **{wire.Load: "construct", Reset: "reset", Step: "step"},
     **{Hint: "hint", Solution: "solution", Rollouts: "rollout"},
@@ -73,20 +78,36 @@ class Played:
 Answer = StepResult | str | None | tuple[str, ...] | tuple[Played, ...]
 
 
-class Instance:
-    """One environment process, started at its first exchange. Dead after its first failure."""
+Done = Callable[[Answer | Failure], None]
 
-    def __init__(self, number: int, code: str, kind: Kind, hash_seed: int) -> None:
+
+class Instance:
+    """One environment process, started at its first call. Dead after its first failure."""
+
+    def __init__(
+        self,
+        number: int,
+        code: str,
+        kind: Kind,
+        *,
+        trusted: bool,
+        hash_seed: int,
+        modules: tuple[str, ...],
+    ) -> None:
         self.number = number
         self.code = code
         self.kind = kind
-        self.hash_seed = hash_seed
+        self.trusted = trusted
         self.failure: Failure | None = None
+        self._served_by = (hash_seed, modules)
         self._server: ForkServer | None = None
         self._channel: socket.socket | None = None
+        self._pipe = -1  # where its prints come out
+        self._printed = b""
         self._received = bytearray()
         self._outgoing = b""
         self._armed = False  # whether the epoll watches for room to send
+        self._busy = False  # whether a call waits or is under way
         self._sequence = 0  # number of the next reply
         self._phase: wire.Phase = "construct"
 
@@ -94,15 +115,31 @@ class Instance:
     def running(self) -> bool:
         return self._channel is not None
 
+    @property
+    def output(self) -> str:
+        """The first 8 KiB of what the program has printed up to now."""
+        return self._printed.decode("utf-8", "replace")
+
 
 class _Flight:
     """A call under way: the replies still due and the deadline of the next one."""
 
+    __slots__ = (
+        "_last",
+        "_step_seconds",
+        "answers",
+        "deadline",
+        "done",
+        "due",
+        "instance",
+        "single",
+    )
+
     def __init__(
-        self, index: int, instance: Instance, call: Call, loading: bool, step_seconds: float
+        self, instance: Instance, call: Call, done: Done, loading: bool, step_seconds: float
     ) -> None:
-        self.index = index
         self.instance = instance
+        self.done = done
         self.single = not isinstance(call, Rollouts)
         replies = 1 if self.single else len(call.plays)
         self.due = deque([wire.Load] * loading + [type(call)] * replies)
@@ -113,8 +150,8 @@ class _Flight:
 
     def renew(self) -> None:
         """The next reply is due within the limit of a step."""
-        self.deadline = min(self._last, time.monotonic() + self._step_seconds)
         if self.due:
+            self.deadline = min(self._last, time.monotonic() + self._step_seconds)
             self.instance._phase = _PHASES[self.due[0]]
 
     @property
@@ -132,10 +169,15 @@ class _Broken(Exception):
 class Sandbox:
     """Owns the fork servers and every instance; `close` leaves no process behind.
 
-    At most `max_instances` processes live at once: opening is free, but an instance that has
-    started lives until it fails or is closed, and starting one more than that is a ValueError.
-    One `exchange` works on a few instances at a time (their deadlines start when they do), so any
-    number of calls may be handed in together.
+    Calls are handed in by `exchange` (many, and wait for all), `ask` (one, awaited in an asyncio
+    loop) or `submit`; all are driven by one thread. At most `max_instances` processes live at
+    once: opening is free, but an instance that has started lives until it fails or is closed.
+    Calls beyond what the cores can carry wait their turn, and their deadlines start with it: those
+    of instances that are not `trusted` (their program was not validated) about one a core.
+
+    `tier` asks for one tier instead of the best this machine has. `unsafe` runs programs even where
+    there is no system-call filter. Both raise UsageError at the first start of a process where the
+    machine does not fit them.
     """
 
     def __init__(
@@ -146,16 +188,28 @@ class Sandbox:
         memory_mb: int = 256,
         max_instances: int = 256,
         max_observation: int = 8192,
+        tier: Tier | None = None,
+        unsafe: bool = False,
     ) -> None:
         self._step_seconds = step_seconds
         self._limits = wire.Limits(cpu_seconds, memory_mb)
         self.max_instances = max_instances
         self._max_observation = max_observation
-        self._window = max(8, 4 * (os.cpu_count() or 1))
-        self._servers: dict[int, ForkServer] = {}  # by hash seed
+        self._wanted_tier = tier
+        self._unsafe = unsafe
+        cores = os.cpu_count() or 1
+        self._windows = {False: max(2, cores), True: max(16, 4 * cores)}  # by trusted
+        self._servers: dict[tuple, ForkServer] = {}  # by hash seed and modules
         self._numbers = itertools.count()
         self._running: dict[int, Instance] = {}  # by descriptor of the channel
+        self._pipes: dict[int, Instance] = {}  # by descriptor of the pipe
+        self._waiting = {trusted: deque() for trusted in self._windows}
+        self._starting = 0  # calls in `_waiting` that will start a process
+        self._flights: dict[Instance, _Flight] = {}
+        self._flying = dict.fromkeys(self._windows, 0)
+        self._next_deadline = math.inf  # no flight's deadline is earlier
         self._epoll = select.epoll()
+        self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -168,9 +222,29 @@ class Sandbox:
     ) -> None:
         self.close()
 
-    def open(self, code: str, kind: Kind, hash_seed: int = 0) -> Instance:
-        """An instance of a program; its process starts at its first exchange."""
-        return Instance(next(self._numbers), code, kind, hash_seed)
+    @property
+    def confinement(self) -> Report:
+        """The tier that holds on this machine, and what is not enforced, with reasons."""
+        return self._server((0, ())).confinement
+
+    def open(
+        self,
+        code: str,
+        kind: Kind,
+        hash_seed: int = 0,
+        *,
+        trusted: bool = False,
+        modules: tuple[str, ...] | None = None,
+    ) -> Instance:
+        """An instance of a program; its process starts at its first call.
+
+        `modules` are the installed packages it needs, imported before it is confined; by default
+        numpy, sympy and math_verify where the program names them.
+        """
+        modules = contract.heavy_modules(code) if modules is None else tuple(modules)
+        return Instance(
+            next(self._numbers), code, kind, trusted=trusted, hash_seed=hash_seed, modules=modules
+        )
 
     def exchange(self, calls: Sequence[tuple[Instance, Call]]) -> list[Answer | Failure]:
         """Make all calls, at most one per instance; results in order.
@@ -179,31 +253,56 @@ class Sandbox:
         of `Played` for Rollouts, and a Failure where the environment broke, now or before.
         """
         self._check_room([instance for instance, _ in calls])
-        results: list[Answer | Failure] = [None] * len(calls)
-        waiting = deque(enumerate(calls))
-        flights: dict[Instance, _Flight] = {}
-        while waiting or flights:
-            ended: dict[Instance, Failure | None] = {}
-            while waiting and len(flights) < self._window:
-                index, (instance, call) = waiting.popleft()
-                if instance.failure is not None:
-                    results[index] = instance.failure
-                    continue
-                try:
-                    flights[instance] = self._launch(index, instance, call)
-                    self._send(instance)
-                except _Broken as broken:
-                    ended[instance] = broken.failure
-            if not self._settle(ended, flights, results) and flights:
-                self._listen(flights, results, ended)
-                self._expire(flights, ended)
-                self._settle(ended, flights, results)
-        return results
+        results: dict[int, Answer | Failure] = {}
+        for index, (instance, call) in enumerate(calls):
+            self.submit(instance, call, functools.partial(results.__setitem__, index))
+        while len(results) < len(calls):
+            self.poll()
+        return [results[index] for index in range(len(calls))]
+
+    async def ask(self, instance: Instance, call: Call) -> Answer | Failure:
+        """Make one call from a coroutine; see `exchange` for what it answers."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer | Failure] = loop.create_future()
+
+        def done(answer: Answer | Failure) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        self.submit(instance, call, done)
+        loop.add_reader(self._epoll.fileno(), self._attend, loop)
+        self._attend(loop)
+        return await future
+
+    def submit(self, instance: Instance, call: Call, done: Done) -> None:
+        """Hand in one call; `done` is given its answer, at the latest in a later `poll`."""
+        if instance._busy:
+            raise ValueError("an instance takes one call at a time; wait for its answer.")
+        if instance.failure is not None:
+            done(instance.failure)
+            return
+        if not instance.running:
+            self._check_room([instance])
+            self._starting += 1
+        instance._busy = True
+        self._waiting[instance.trusted].append((instance, call, done))
+
+    def poll(self, timeout: float | None = None) -> None:
+        """Start what may start, and take in what has come, waiting up to `timeout` seconds.
+
+        Without a `timeout`, until something has come or a deadline has passed.
+        """
+        ended: dict[Instance, Failure | None] = {}
+        self._launch(ended)
+        if not self._settle(ended) and self._flights:
+            self._listen(timeout, ended)
+            self._expire(ended)
+            self._settle(ended)
 
     def close_instances(self, instances: Iterable[Instance]) -> None:
         """Kill and reap these instances."""
         closed = Failure(phase="close", kind=FailureKind.CRASH, message="The instance was closed.")
-        self._retire({instance: instance.failure or closed for instance in instances})
+        self._settle({instance: instance.failure or closed for instance in instances})
 
     def close(self) -> None:
         """Kill everything this sandbox started."""
@@ -218,97 +317,148 @@ class Sandbox:
 
     def _check_room(self, instances: Sequence[Instance]) -> None:
         starting = sum(not i.running and i.failure is None for i in instances)
-        if len(self._running) + starting > self.max_instances:
+        if len(self._running) + self._starting + starting > self.max_instances:
             raise ValueError(
-                f"{len(self._running)} environment instances are running and {starting} would "
-                f"start, which exceeds {self.max_instances}; close some, or raise "
+                f"{len(self._running) + self._starting} environment instances are running and "
+                f"{starting} would start, which exceeds {self.max_instances}; close some, or raise "
                 "sandbox.max_instances."
             )
 
-    def _launch(self, index: int, instance: Instance, call: Call) -> _Flight:
-        """Make a call ready to send, starting the instance's process if need be."""
-        load = b""
-        if not instance.running:
-            self._start(instance)
-            message = wire.Load(instance.code, instance.kind, self._max_observation)
-            load = wire.frame(0, wire.encode(message))
-        sequence = instance._sequence + (1 if load else 0)
-        instance._outgoing = load + wire.frame(sequence, wire.encode(call))
-        return _Flight(index, instance, call, bool(load), self._step_seconds)
+    def _launch(self, ended: dict[Instance, Failure | None]) -> None:
+        """Send waiting calls as far as the windows allow, starting processes as need be."""
+        for trusted, waiting in self._waiting.items():
+            while waiting and self._flying[trusted] < self._windows[trusted]:
+                instance, call, done = waiting.popleft()
+                loading = not instance.running
+                self._starting -= loading
+                if instance.failure is not None:  # it was closed meanwhile
+                    instance._busy = False
+                    done(instance.failure)
+                    continue
+                load = b""
+                if loading:
+                    self._start(instance)
+                    message = wire.Load(instance.code, instance.kind, self._max_observation)
+                    load = wire.frame(0, wire.encode(message))
+                sequence = instance._sequence + loading
+                instance._outgoing = load + wire.frame(sequence, wire.encode(call))
+                flight = _Flight(instance, call, done, loading, self._step_seconds)
+                self._flights[instance] = flight
+                self._flying[trusted] += 1
+                self._next_deadline = min(self._next_deadline, flight.deadline)
+                try:
+                    self._send(instance)
+                except _Broken as broken:
+                    ended[instance] = broken.failure
 
     def _start(self, instance: Instance) -> None:
         for attempt in (1, 2):
+            server = self._server(instance._served_by)
             ours, theirs = socket.socketpair()
+            pipe, output = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            os.set_blocking(output, True)
             try:
-                server = self._server(instance.hash_seed)
                 with theirs:
-                    server.fork(instance.number, theirs, "numpy" in instance.code)
+                    server.fork(instance.number, theirs, output)
                 break
             except ForkServerDied as error:
                 ours.close()
-                self._bury(instance.hash_seed)
+                os.close(pipe)
+                self._bury(server)
                 if attempt == 2:
-                    raise RuntimeError(
-                        "The environments' fork server could not be started; check that "
-                        f"`{os.path.basename(sys.executable)} -c 'import msgspec'` works."
-                    ) from error
+                    raise _cannot_start() from error
+            finally:
+                os.close(output)
         ours.setblocking(False)
-        instance._server, instance._channel = server, ours
+        instance._server, instance._channel, instance._pipe = server, ours, pipe
         self._running[ours.fileno()] = instance
+        self._pipes[pipe] = instance
         self._epoll.register(ours, select.EPOLLIN)
+        self._epoll.register(pipe, select.EPOLLIN)
 
-    def _server(self, hash_seed: int) -> ForkServer:
-        if hash_seed not in self._servers:
-            self._servers[hash_seed] = ForkServer(self._limits, hash_seed)
-        return self._servers[hash_seed]
+    def _server(self, key: tuple[int, tuple[str, ...]]) -> ForkServer:
+        if key not in self._servers:
+            try:
+                server = ForkServer(self._limits, *key, self._wanted_tier or Tier.A)
+            except ForkServerDied as error:
+                raise _cannot_start() from error
+            try:
+                self._check_tier(server.confinement)
+            except UsageError:
+                server.close()
+                raise
+            self._servers[key] = server
+        return self._servers[key]
 
-    def _bury(self, hash_seed: int) -> None:
+    def _check_tier(self, report: Report) -> None:
+        """Whether what the machine gave is what was asked for."""
+        missing = "; ".join(f"{step}: {why}" for step, why in report.missing.items())
+        if report.tier is Tier.NONE and not self._unsafe:
+            raise UsageError(
+                f"This machine cannot confine generated programs ({missing}); run on Linux 5.13 or "
+                "newer outside of containers that forbid seccomp, or set sandbox.unsafe to run "
+                "them with nothing in their way."
+            )
+        if self._wanted_tier not in (None, report.tier):
+            raise UsageError(
+                f"This machine cannot give tier {self._wanted_tier} ({missing}); leave the tier "
+                f"out, or ask for {report.tier}."
+            )
+
+    def _bury(self, server: ForkServer) -> None:
         """Forget a dead fork server; its instances have crashed with it."""
-        server = self._servers.pop(hash_seed, None)
-        if server is None:
-            return
+        for key in [key for key, known in self._servers.items() if known is server]:
+            del self._servers[key]
         server.close()
         for instance in [i for i in self._running.values() if i._server is server]:
             self._disconnect(instance)
             instance.failure = self._post_mortem(instance, None)
 
-    def _settle(
-        self,
-        ended: dict[Instance, Failure | None],
-        flights: dict[Instance, _Flight],
-        results: list[Answer | Failure],
-    ) -> bool:
-        """Retire what has ended and report every flight whose instance is dead; whether any."""
+    def _settle(self, ended: dict[Instance, Failure | None]) -> bool:
+        """Retire what has ended, and answer every call whose instance is dead; whether any."""
         if ended:
             self._retire(ended)
-        dead = [instance for instance in flights if instance.failure is not None]
-        for instance in dead:
-            results[flights.pop(instance).index] = instance.failure
+        dead = [flight for flight in self._flights.values() if flight.instance.failure is not None]
+        for flight in dead:
+            self._land(flight, flight.instance.failure)
         return bool(dead)
+
+    def _land(self, flight: _Flight, answer: Answer | Failure) -> None:
+        """A call is over."""
+        instance = flight.instance
+        del self._flights[instance]
+        self._flying[instance.trusted] -= 1
+        instance._busy = False
+        flight.done(answer)
 
     def _retire(self, ended: dict[Instance, Failure | None]) -> None:
         """Kill and reap; what the exit status tells completes the failures left open."""
         running = [instance for instance in ended if instance.running]
         for instance, failure in ended.items():
             instance.failure = instance.failure or failure
-        for hash_seed, server in list(self._servers.items()):
+        for server in list(self._servers.values()):
             mine = [instance for instance in running if instance._server is server]
             if not mine:
                 continue
-            for instance in mine:
-                self._disconnect(instance)
             try:
                 exits = server.kill([instance.number for instance in mine])
             except ForkServerDied:
-                self._bury(hash_seed)
-                exits = ()
-            for instance, exited in itertools.zip_longest(mine, exits):
-                instance.failure = instance.failure or self._post_mortem(instance, exited)
+                exits = None
+            for instance, exited in zip(mine, exits or [None] * len(mine), strict=True):
+                self._disconnect(instance)
+                failure = instance.failure or self._post_mortem(instance, exited)
+                cpu = None if exited is None else exited.cpu_seconds
+                instance.failure = dataclasses.replace(failure, cpu_seconds=cpu)
+            if exits is None:
+                self._bury(server)
 
     def _disconnect(self, instance: Instance) -> None:
-        self._running.pop(instance._channel.fileno())
+        self._drain(instance)
+        del self._running[instance._channel.fileno()], self._pipes[instance._pipe]
         self._epoll.unregister(instance._channel)
+        self._epoll.unregister(instance._pipe)
         instance._channel.close()
+        os.close(instance._pipe)
         instance._channel = None
 
     def _post_mortem(self, instance: Instance, exited: wire.Exit | None) -> Failure:
@@ -335,17 +485,29 @@ class Sandbox:
 
     # -- talking ------------------------------------------------------------------------------
 
-    def _listen(
-        self,
-        flights: dict[Instance, _Flight],
-        results: list[Answer | Failure],
-        ended: dict[Instance, Failure | None],
-    ) -> None:
+    def _attend(self, loop: asyncio.AbstractEventLoop) -> None:
+        """`poll` whenever an asyncio loop sees the epoll ready, and at the next deadline."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.poll(0)
+        if any(self._waiting.values()):
+            loop.call_soon(self._attend, loop)
+        elif self._flights:
+            wait = max(0.0, self._next_deadline - time.monotonic())
+            self._timer = loop.call_later(wait, self._attend, loop)
+        else:
+            loop.remove_reader(self._epoll.fileno())
+
+    def _listen(self, timeout: float | None, ended: dict[Instance, Failure | None]) -> None:
         """Wait for events until the next deadline, and take in what has come."""
-        wait = min(flight.deadline for flight in flights.values()) - time.monotonic()
-        for descriptor, events in self._epoll.poll(max(0.0, wait)):
-            instance = self._running[descriptor]
-            flight = flights.get(instance)
+        wait = max(0.0, self._next_deadline - time.monotonic())
+        for descriptor, events in self._epoll.poll(wait if timeout is None else min(wait, timeout)):
+            instance = self._running.get(descriptor)
+            if instance is None:
+                self._drain(self._pipes[descriptor])
+                continue
+            flight = self._flights.get(instance)
             try:
                 if events & select.EPOLLOUT:
                     self._send(instance)
@@ -355,20 +517,31 @@ class Sandbox:
                 ended[instance] = broken.failure
                 continue
             if flight is not None and not flight.due:
-                results[flight.index] = flight.result
-                del flights[instance]
+                self._land(flight, flight.result)
 
-    def _expire(
-        self, flights: dict[Instance, _Flight], ended: dict[Instance, Failure | None]
-    ) -> None:
+    def _expire(self, ended: dict[Instance, Failure | None]) -> None:
         """End every instance whose deadline has passed."""
         now = time.monotonic()
+        if now < self._next_deadline:
+            return
         message = f"The environment did not answer within {self._step_seconds:g} s."
-        for instance, flight in flights.items():
-            if flight.deadline <= now and instance not in ended:
+        self._next_deadline = math.inf
+        for instance, flight in self._flights.items():
+            if flight.deadline > now:
+                self._next_deadline = min(self._next_deadline, flight.deadline)
+            elif instance not in ended:
                 ended[instance] = Failure(
                     phase=instance._phase, kind=FailureKind.TIMEOUT, message=message
                 )
+
+    def _drain(self, instance: Instance) -> None:
+        """Take in what an instance has printed; only the first of it is kept."""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(instance._pipe, _RECEIVE):
+                instance._printed += chunk[: _MAX_OUTPUT - len(instance._printed)]
+                if len(chunk) < _RECEIVE:
+                    return
+            self._epoll.modify(instance._pipe, 0)
 
     def _send(self, instance: Instance) -> None:
         """Send what the socket takes; the rest when it takes more."""
@@ -463,6 +636,13 @@ class Sandbox:
 
 def _failure(reply: wire.Failed) -> Failure:
     return Failure(phase=reply.phase, kind=reply.kind, message=reply.message[: wire.MAX_MESSAGE])
+
+
+def _cannot_start() -> RuntimeError:
+    return RuntimeError(
+        "The environments' fork server could not be started; check that "
+        f"`{os.path.basename(sys.executable)} -c 'import msgspec'` works."
+    )
 
 
 def _protocol(phase: str, what: str) -> Failure:

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from spade_jax.envs.confine import Tier
 from spade_jax.types import FailureKind, Kind
 
 HEADER = struct.Struct(">II")
@@ -126,17 +127,29 @@ Reply = Loaded | Observed | Hinted | Solved | Rolled | Failed
 
 
 class Limits(_Message):
-    """What an instance may use; given to the fork server when it starts."""
+    """What an instance may use."""
 
     cpu_seconds: float
     memory_mb: int
 
 
+class Boot(_Message):
+    """How a fork server starts: given to it as JSON on its command line.
+
+    `modules` are imported before anything is given up, since native code cannot be loaded later;
+    `folders` are the only ones that stay readable; `tier` is the best to try for.
+    """
+
+    limits: Limits
+    modules: tuple[str, ...]
+    folders: tuple[str, ...]
+    tier: Tier
+
+
 class Fork(_Message):
-    """Fork an instance that talks on the socket sent along."""
+    """Fork an instance: the socket it talks on and the pipe it prints to are sent along."""
 
     instance: int
-    numpy: bool
 
 
 class Kill(_Message):
@@ -153,7 +166,10 @@ class Exit(_Message):
 
 
 class Started(_Message):
-    """The fork server is ready."""
+    """The fork server is ready; what its confinement lacks, with reasons."""
+
+    tier: Tier
+    missing: dict[str, str]
 
 
 class Killed(_Message):

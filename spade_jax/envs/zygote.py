@@ -1,145 +1,106 @@
 """The fork server: a small single-threaded process that forks one process per instance.
 
-The host starts it once with a clean environment and talks to it over a control socket. Forking
-from here and not from the trainer keeps the trainer's threads, memory and files out of instances.
-When the control socket closes, every instance is killed.
+The host starts it once with a clean environment and talks to it over a control socket. It imports
+what programs may need, gives up what they must not have (`confine`), and forks from there: an
+instance adds its own limits and the system-call filter, under which it is always one process with
+one thread, so that one SIGKILL ends it whole. When the control socket closes, all instances end.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
-import ctypes
 import gc
 import importlib
+import importlib.util
 import os
 import resource
 import signal
 import socket
+import sys
+import types
+from collections.abc import Callable
 
 import msgspec
 
-from spade_jax.envs import child, contract, wire
+from spade_jax.envs import confine, entropy, seccomp, wire
 
-_PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # options of prctl
-_NOBODY = 65534
-_CHANNEL = 3  # the instance's only file descriptor beside 0, 1 and 2
 _MAX_FILES = 32
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_LAZY = (  # what the standard library and numpy import at first use
+    *("_strptime", "calendar", "encodings.idna", "encodings.latin_1", "encodings.utf_16"),
+    *("encodings.utf_32", "hashlib", "secrets", "traceback", "uuid"),
+)
+_LAZY_NUMPY = ("numpy.fft", "numpy.linalg", "numpy.polynomial", "numpy.random")
 
 
-def main(control_fd: int, limits: str) -> None:
-    """Serve fork and kill orders from the control socket until it closes."""
+def main(control_fd: int, boot: str) -> None:
+    """Give up what can be given up, then obey the control socket until it closes."""
+    order = msgspec.json.decode(boot, type=wire.Boot)
     control = socket.socket(fileno=control_fd)
-    zygote = Zygote(control, msgspec.json.decode(limits, type=wire.Limits))
-    control.send(wire.encode(wire.Started()))
-    try:
-        zygote.serve()
-    finally:
-        zygote.kill_all()
+    confinement = confine.Confinement(order.tier, order.folders)
+    confinement.separate()
+    serve = _preload(order.modules)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    with open("/proc/self/statm") as file:
+        own_bytes = int(file.read().split()[0]) * _PAGE
+    report = confinement.restrict()
+    zygote = Zygote(control, order.limits, own_bytes, confinement, serve)
+    control.send(wire.encode(wire.Started(report.tier, report.missing)))
+    zygote.obey()
+    zygote.kill(tuple(zygote.pids))
 
 
 class Zygote:
     """Parent of all instances."""
 
-    def __init__(self, control: socket.socket, limits: wire.Limits) -> None:
+    def __init__(
+        self,
+        control: socket.socket,
+        limits: wire.Limits,
+        own_bytes: int,
+        confinement: confine.Confinement,
+        serve: Callable[[], None],
+    ) -> None:
         self._control = control
-        self._limits = limits
-        self._pids: dict[int, int] = {}  # by instance
-        self._numpy = False
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._libc.prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
-        for name in contract.ALLOWED_MODULES:
-            if name != "numpy":
-                importlib.import_module(name)
-        self._freeze()
+        self._confinement = confinement
+        self._filter = confinement.filter()
+        self._serve = serve
+        self.pids: dict[int, int] = {}  # by instance
+        seconds = max(1, round(limits.cpu_seconds))
+        memory = own_bytes + (limits.memory_mb << 20)
+        self._limits = (
+            (resource.RLIMIT_AS, (memory, memory)),
+            (resource.RLIMIT_CPU, (seconds, seconds + 1)),
+            (resource.RLIMIT_FSIZE, (0, 0)),
+            (resource.RLIMIT_CORE, (0, 0)),
+            (resource.RLIMIT_MEMLOCK, (0, 0)),
+            (resource.RLIMIT_NPROC, (0, 0)),
+            (resource.RLIMIT_NOFILE, (_MAX_FILES, _MAX_FILES)),
+        )
+        gc.collect()
+        gc.freeze()  # what exists now is never collected in a child
 
-    def serve(self) -> None:
-        """Obey until the host closes the control socket."""
+    def obey(self) -> None:
+        """Fork and kill as told, until the host closes the control socket."""
         while True:
-            packet, fds, _, _ = socket.recv_fds(self._control, wire.MAX_PACKET, 1)
+            packet, fds, _, _ = socket.recv_fds(self._control, wire.MAX_PACKET, 2)
             if not packet:
                 return
             match wire.decode_order(packet):
-                case wire.Fork(instance=instance, numpy=numpy):
-                    self._fork(instance, fds[0], numpy)
+                case wire.Fork(instance=instance):
+                    self._fork(instance, fds)
                 case wire.Kill(instances=instances):
-                    exits = self._kill(instances)
-                    self._control.send(wire.encode(wire.Killed(exits)))
+                    self._control.send(wire.encode(wire.Killed(self.kill(instances))))
 
-    def kill_all(self) -> None:
-        """Kill and reap every descendant."""
-        self._kill(tuple(self._pids))
-
-    def _freeze(self) -> None:
-        """What exists now is never collected in a child, and gives the size of an empty one."""
-        gc.collect()
-        gc.freeze()
-        with open("/proc/self/statm") as file:
-            self._own_bytes = int(file.read().split()[0]) * _PAGE
-
-    def _fork(self, instance: int, fd: int, numpy: bool) -> None:
-        if numpy and not self._numpy:
-            self._numpy = True
-            with contextlib.suppress(ImportError):
-                importlib.import_module("numpy.random")
-            self._freeze()
-        parent = os.getpid()
-        try:
-            pid = os.fork()
-        except OSError:  # the host sees the channel close
-            os.close(fd)
-            return
-        if pid == 0:
-            try:
-                self._become_instance(fd, parent)
-            finally:
-                os._exit(1)
-        self._pids[instance] = pid
-        os.close(fd)
-
-    def _become_instance(self, fd: int, parent: int) -> None:
-        os.setsid()
-        self._control.detach()
-        os.dup2(fd, _CHANNEL)
-        os.closerange(_CHANNEL + 1, 1 << 16)
-        channel = socket.socket(fileno=_CHANNEL)
-        if os.getuid() == 0:
-            with contextlib.suppress(OSError):  # this id is not mapped in every container
-                os.setgroups([])
-                os.setgid(_NOBODY)
-                os.setuid(_NOBODY)
-        self._confine()
-        self._libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == parent:
-            with contextlib.suppress(ConnectionError):
-                child.serve(channel)
-        os._exit(0)
-
-    def _confine(self) -> None:
-        """Resource limits. Without root's powers NPROC 0 denies every process and thread."""
-        seconds = max(1, round(self._limits.cpu_seconds))
-        memory = self._own_bytes + (self._limits.memory_mb << 20)
-        for what, soft, hard in (
-            (resource.RLIMIT_AS, memory, memory),
-            (resource.RLIMIT_CPU, seconds, seconds + 1),
-            (resource.RLIMIT_FSIZE, 0, 0),
-            (resource.RLIMIT_CORE, 0, 0),
-            (resource.RLIMIT_NPROC, 0, 0),
-            (resource.RLIMIT_NOFILE, _MAX_FILES, _MAX_FILES),
-        ):
-            resource.setrlimit(what, (soft, hard))
-
-    def _kill(self, instances: tuple[int, ...]) -> tuple[wire.Exit, ...]:
-        """Kill process groups, reap them, and kill what they may have left behind."""
-        pids = [self._pids.pop(instance, None) for instance in instances]
+    def kill(self, instances: tuple[int, ...]) -> tuple[wire.Exit, ...]:
+        """Kill and reap."""
+        pids = [self.pids.pop(instance, None) for instance in instances]
         for pid in pids:
             if pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
         exits = []
         for pid in pids:
             if pid is None:
@@ -147,23 +108,65 @@ class Zygote:
             else:
                 _, status, usage = os.wait4(pid, 0)
                 exits.append(wire.Exit(status, usage.ru_utime + usage.ru_stime))
-        self._sweep()
         return tuple(exits)
 
-    def _sweep(self) -> None:
-        """Orphans of dead instances come to this process, which is their subreaper."""
-        known = set(self._pids.values())
-        while strays := _children() - known:
-            for pid in strays:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+    def _fork(self, instance: int, fds: list[int]) -> None:
+        parent = os.getpid()
+        with contextlib.suppress(OSError):  # the host sees the channel close
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    self._become_instance(fds, parent)
+                finally:
+                    os._exit(1)
+            self.pids[instance] = pid
+        for fd in fds:
+            os.close(fd)
+
+    def _become_instance(self, fds: list[int], parent: int) -> None:
+        self._control.detach()
+        channel, output = fds
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.dup2(channel, seccomp.CHANNEL)
+        os.closerange(seccomp.CHANNEL + 1, 1 << 16)
+        self._confinement.die_with_parent()
+        if os.getppid() != parent:
+            return
+        entropy.install()
+        for what, limit in self._limits:
+            resource.setrlimit(what, limit)
+        if self._filter is not None:
+            self._filter.install()
+        self._serve()
+        os._exit(0)
 
 
-def _children() -> set[int]:
-    with (
-        contextlib.suppress(OSError),
-        open(f"/proc/self/task/{os.getpid()}/children") as file,
-    ):
-        return {int(pid) for pid in file.read().split()}
-    return set()
+def _preload(modules: tuple[str, ...]) -> Callable[[], None]:
+    """Import what programs may need; returns the loop of an instance."""
+    serve = _import_apart("wire", "contract", "parsers", "tool_use", "child").serve
+    wanted = [*sys.modules["spade_jax.envs.contract"].STANDARD_MODULES, *_LAZY, *modules]
+    if "numpy" in modules:
+        wanted += _LAZY_NUMPY
+    for name in wanted:
+        with contextlib.suppress(ImportError):  # the program that needs it will say so
+            importlib.import_module(name)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace", line_buffering=True)
+    return serve
+
+
+def _import_apart(*names: str) -> types.ModuleType:
+    """Import modules of this package with builtins of their own; returns the last one.
+
+    What a program does to `builtins` then changes its own functions and not the loop around them.
+    """
+    for name in names:
+        full = f"spade_jax.envs.{name}"
+        spec = importlib.util.find_spec(full)
+        module = importlib.util.module_from_spec(spec)
+        module.__dict__["__builtins__"] = dict(vars(builtins))
+        sys.modules[full] = module
+        setattr(sys.modules["spade_jax.envs"], name, module)
+        spec.loader.exec_module(module)
+    return module
