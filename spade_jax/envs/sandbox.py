@@ -14,7 +14,6 @@ length-capped, nothing is ever pickled, and what it prints is kept up to a limit
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -26,17 +25,16 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
-
-import msgspec
 
 from spade_jax.envs import contract, wire
 from spade_jax.envs.confine import Report, Tier
 from spade_jax.envs.forkserver import ForkServer, ForkServerDied
+from spade_jax.envs.instances import Answer, Broken, Done, Flight, Instance, Played
 from spade_jax.envs.wire import Call, Hint, Reset, Rollout, Rollouts, Solution, Step
-from spade_jax.types import Failure, FailureKind, Kind, StepResult, UsageError, dataclass
+from spade_jax.types import Failure, FailureKind, Kind, UsageError
 
 __all__ = [
     "Answer",
@@ -51,119 +49,6 @@ __all__ = [
     "Solution",
     "Step",
 ]
-
-_RECEIVE = 1 << 16
-_MAX_OUTPUT = 8192  # bytes of what an instance prints that are kept
-_PHASES: dict[type, wire.Phase] = {
-    **{wire.Load: "construct", Reset: "reset", Step: "step"},
-    **{Hint: "hint", Solution: "solution", Rollouts: "rollout"},
-}
-_REPLIES: dict[type, type] = {
-    **{wire.Load: wire.Loaded, Reset: wire.Observed, Step: wire.Observed},
-    **{Hint: wire.Hinted, Solution: wire.Solved, Rollouts: wire.Rolled},
-}
-_ROLLOUTS_FACTOR = 5  # a whole `Rollouts` call may take this many times the limit of a step
-
-
-@dataclass
-class Played:
-    """One play of `Rollouts`: reset and steps, up to the end or the failure that cut it short."""
-
-    steps: tuple[StepResult, ...]
-    hint: str | None = None
-    solution: tuple[str, ...] | None = None
-    failure: Failure | None = None
-
-
-Answer = StepResult | str | None | tuple[str, ...] | tuple[Played, ...]
-
-
-Done = Callable[[Answer | Failure], None]
-
-
-class Instance:
-    """One environment process, started at its first call. Dead after its first failure."""
-
-    def __init__(
-        self,
-        number: int,
-        code: str,
-        kind: Kind,
-        *,
-        trusted: bool,
-        hash_seed: int,
-        modules: tuple[str, ...],
-    ) -> None:
-        self.number = number
-        self.code = code
-        self.kind = kind
-        self.trusted = trusted
-        self.failure: Failure | None = None
-        self._served_by = (hash_seed, modules)
-        self._server: ForkServer | None = None
-        self._channel: socket.socket | None = None
-        self._pipe = -1  # where its prints come out
-        self._printed = b""
-        self._received = bytearray()
-        self._outgoing = b""
-        self._armed = False  # whether the epoll watches for room to send
-        self._busy = False  # whether a call waits or is under way
-        self._sequence = 0  # number of the next reply
-        self._phase: wire.Phase = "construct"
-
-    @property
-    def running(self) -> bool:
-        return self._channel is not None
-
-    @property
-    def output(self) -> str:
-        """The first 8 KiB of what the program has printed up to now."""
-        return self._printed.decode("utf-8", "replace")
-
-
-class _Flight:
-    """A call under way: the replies still due and the deadline of the next one."""
-
-    __slots__ = (
-        "_last",
-        "_step_seconds",
-        "answers",
-        "deadline",
-        "done",
-        "due",
-        "instance",
-        "single",
-    )
-
-    def __init__(
-        self, instance: Instance, call: Call, done: Done, loading: bool, step_seconds: float
-    ) -> None:
-        self.instance = instance
-        self.done = done
-        self.single = not isinstance(call, Rollouts)
-        replies = 1 if self.single else len(call.plays)
-        self.due = deque([wire.Load] * loading + [type(call)] * replies)
-        self.answers: list[Answer | Played] = []
-        self._step_seconds = step_seconds
-        self._last = time.monotonic() + step_seconds * (2 if self.single else _ROLLOUTS_FACTOR)
-        self.renew()
-
-    def renew(self) -> None:
-        """The next reply is due within the limit of a step."""
-        if self.due:
-            self.deadline = min(self._last, time.monotonic() + self._step_seconds)
-            self.instance._phase = _PHASES[self.due[0]]
-
-    @property
-    def result(self) -> Answer:
-        return self.answers[0] if self.single else tuple(self.answers)
-
-
-class _Broken(Exception):
-    """An instance must die; carries the failure, or None where its exit status will tell."""
-
-    def __init__(self, failure: Failure | None) -> None:
-        self.failure = failure
 
 
 class Sandbox:
@@ -205,7 +90,7 @@ class Sandbox:
         self._pipes: dict[int, Instance] = {}  # by descriptor of the pipe
         self._waiting = {trusted: deque() for trusted in self._windows}
         self._starting = 0  # calls in `_waiting` that will start a process
-        self._flights: dict[Instance, _Flight] = {}
+        self._flights: dict[Instance, Flight] = {}
         self._flying = dict.fromkeys(self._windows, 0)
         self._next_deadline = math.inf  # no flight's deadline is earlier
         self._epoll = select.epoll()
@@ -276,7 +161,7 @@ class Sandbox:
 
     def submit(self, instance: Instance, call: Call, done: Done) -> None:
         """Hand in one call; `done` is given its answer, at the latest in a later `poll`."""
-        if instance._busy:
+        if instance.busy:
             raise ValueError("an instance takes one call at a time; wait for its answer.")
         if instance.failure is not None:
             done(instance.failure)
@@ -284,7 +169,7 @@ class Sandbox:
         if not instance.running:
             self._check_room([instance])
             self._starting += 1
-        instance._busy = True
+        instance.busy = True
         self._waiting[instance.trusted].append((instance, call, done))
 
     def poll(self, timeout: float | None = None) -> None:
@@ -332,28 +217,31 @@ class Sandbox:
                 loading = not instance.running
                 self._starting -= loading
                 if instance.failure is not None:  # it was closed meanwhile
-                    instance._busy = False
+                    instance.busy = False
                     done(instance.failure)
                     continue
-                load = b""
                 if loading:
                     self._start(instance)
-                    message = wire.Load(instance.code, instance.kind, self._max_observation)
-                    load = wire.frame(0, wire.encode(message))
-                sequence = instance._sequence + loading
-                instance._outgoing = load + wire.frame(sequence, wire.encode(call))
-                flight = _Flight(instance, call, done, loading, self._step_seconds)
+                instance.say(call, self._max_observation, loading)
+                flight = Flight(
+                    instance,
+                    call,
+                    done,
+                    loading=loading,
+                    step_seconds=self._step_seconds,
+                    max_observation=self._max_observation,
+                )
                 self._flights[instance] = flight
                 self._flying[trusted] += 1
                 self._next_deadline = min(self._next_deadline, flight.deadline)
                 try:
                     self._send(instance)
-                except _Broken as broken:
+                except Broken as broken:
                     ended[instance] = broken.failure
 
     def _start(self, instance: Instance) -> None:
         for attempt in (1, 2):
-            server = self._server(instance._served_by)
+            server = self._server(instance.served_by)
             ours, theirs = socket.socketpair()
             pipe, output = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             os.set_blocking(output, True)
@@ -369,8 +257,7 @@ class Sandbox:
                     raise _cannot_start() from error
             finally:
                 os.close(output)
-        ours.setblocking(False)
-        instance._server, instance._channel, instance._pipe = server, ours, pipe
+        instance.attach(server, ours, pipe)
         self._running[ours.fileno()] = instance
         self._pipes[pipe] = instance
         self._epoll.register(ours, select.EPOLLIN)
@@ -410,7 +297,7 @@ class Sandbox:
         for key in [key for key, known in self._servers.items() if known is server]:
             del self._servers[key]
         server.close()
-        for instance in [i for i in self._running.values() if i._server is server]:
+        for instance in [i for i in self._running.values() if i.server is server]:
             self._disconnect(instance)
             instance.failure = self._post_mortem(instance, None)
 
@@ -423,12 +310,12 @@ class Sandbox:
             self._land(flight, flight.instance.failure)
         return bool(dead)
 
-    def _land(self, flight: _Flight, answer: Answer | Failure) -> None:
+    def _land(self, flight: Flight, answer: Answer | Failure) -> None:
         """A call is over."""
         instance = flight.instance
         del self._flights[instance]
         self._flying[instance.trusted] -= 1
-        instance._busy = False
+        instance.busy = False
         flight.done(answer)
 
     def _retire(self, ended: dict[Instance, Failure | None]) -> None:
@@ -437,7 +324,7 @@ class Sandbox:
         for instance, failure in ended.items():
             instance.failure = instance.failure or failure
         for server in list(self._servers.values()):
-            mine = [instance for instance in running if instance._server is server]
+            mine = [instance for instance in running if instance.server is server]
             if not mine:
                 continue
             try:
@@ -453,13 +340,11 @@ class Sandbox:
                 self._bury(server)
 
     def _disconnect(self, instance: Instance) -> None:
-        self._drain(instance)
-        del self._running[instance._channel.fileno()], self._pipes[instance._pipe]
-        self._epoll.unregister(instance._channel)
-        self._epoll.unregister(instance._pipe)
-        instance._channel.close()
-        os.close(instance._pipe)
-        instance._channel = None
+        del self._running[instance.channel.fileno()]
+        self._epoll.unregister(instance.channel)
+        if self._pipes.pop(instance.pipe, None):
+            self._epoll.unregister(instance.pipe)
+        instance.detach()
 
     def _post_mortem(self, instance: Instance, exited: wire.Exit | None) -> Failure:
         """Why an instance closed its channel by itself."""
@@ -481,7 +366,7 @@ class Sandbox:
             message = f"The environment's process was ended by signal {-code}."
         else:
             message = f"The environment's process exited with status {code}."
-        return Failure(phase=instance._phase, kind=kind, message=message)
+        return Failure(phase=instance.phase, kind=kind, message=message)
 
     # -- talking ------------------------------------------------------------------------------
 
@@ -505,15 +390,17 @@ class Sandbox:
         for descriptor, events in self._epoll.poll(wait if timeout is None else min(wait, timeout)):
             instance = self._running.get(descriptor)
             if instance is None:
-                self._drain(self._pipes[descriptor])
+                if not self._pipes[descriptor].drain():
+                    del self._pipes[descriptor]
+                    self._epoll.unregister(descriptor)
                 continue
             flight = self._flights.get(instance)
             try:
                 if events & select.EPOLLOUT:
                     self._send(instance)
                 if events & ~select.EPOLLOUT:
-                    self._receive(instance, flight)
-            except _Broken as broken:
+                    instance.receive(flight)
+            except Broken as broken:
                 ended[instance] = broken.failure
                 continue
             if flight is not None and not flight.due:
@@ -531,111 +418,16 @@ class Sandbox:
                 self._next_deadline = min(self._next_deadline, flight.deadline)
             elif instance not in ended:
                 ended[instance] = Failure(
-                    phase=instance._phase, kind=FailureKind.TIMEOUT, message=message
+                    phase=instance.phase, kind=FailureKind.TIMEOUT, message=message
                 )
-
-    def _drain(self, instance: Instance) -> None:
-        """Take in what an instance has printed; only the first of it is kept."""
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(instance._pipe, _RECEIVE):
-                instance._printed += chunk[: _MAX_OUTPUT - len(instance._printed)]
-                if len(chunk) < _RECEIVE:
-                    return
-            self._epoll.modify(instance._pipe, 0)
 
     def _send(self, instance: Instance) -> None:
         """Send what the socket takes; the rest when it takes more."""
-        try:
-            sent = instance._channel.send(instance._outgoing)
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            raise _Broken(None) from error
-        instance._outgoing = instance._outgoing[sent:]
-        if bool(instance._outgoing) != instance._armed:
-            instance._armed = bool(instance._outgoing)
-            events = select.EPOLLIN | (select.EPOLLOUT if instance._armed else 0)
-            self._epoll.modify(instance._channel, events)
-
-    def _receive(self, instance: Instance, flight: _Flight | None) -> None:
-        """Take bytes in, and every complete frame out of them."""
-        try:
-            chunk = instance._channel.recv(_RECEIVE)
-        except BlockingIOError:
-            return
-        except OSError:
-            chunk = b""
-        if not chunk:
-            raise _Broken(None)
-        phase = instance._phase
-        if flight is None:
-            raise _Broken(_protocol(phase, "spoke without being asked"))
-        received = instance._received
-        received += chunk
-        while len(received) >= wire.HEADER.size:
-            length, sequence = wire.HEADER.unpack_from(received)
-            if length > wire.MAX_FRAME or sequence != instance._sequence or not flight.due:
-                raise _Broken(_protocol(phase, "sent a frame that is not an answer"))
-            end = wire.HEADER.size + length
-            if len(received) < end:
-                break
-            payload = bytes(received[wire.HEADER.size : end])
-            del received[:end]
-            instance._sequence += 1
-            self._take(flight, payload)
-        if received and not flight.due:
-            raise _Broken(_protocol(phase, "sent more than its answer"))
-
-    def _take(self, flight: _Flight, payload: bytes) -> None:
-        """Check one reply and add it to the call's answers."""
-        asked = flight.due[0]
-        phase = _PHASES[asked]
-        try:
-            reply = wire.decode_reply(payload)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise _Broken(_protocol(phase, "sent an answer that cannot be read")) from error
-        if isinstance(reply, wire.Failed):
-            raise _Broken(_failure(reply))
-        if type(reply) is not _REPLIES[asked]:
-            raise _Broken(_protocol(phase, "answered something else than was asked"))
-        if asked is not wire.Load:
-            answer = self._answer(reply)
-            if isinstance(answer, Failure):
-                raise _Broken(answer)
-            flight.answers.append(answer)
-        flight.due.popleft()
-        flight.renew()
-
-    def _answer(self, reply: wire.Reply) -> Answer | Played | Failure:
-        if isinstance(reply, wire.Hinted):
-            return reply.hint
-        if isinstance(reply, wire.Solved):
-            return reply.actions
-        if isinstance(reply, wire.Observed):
-            return self._observed(reply)
-        steps = tuple(self._observed(step) for step in reply.steps)
-        for step in steps:
-            if isinstance(step, Failure):
-                return step
-        failure = None if reply.failure is None else _failure(reply.failure)
-        return Played(steps=steps, hint=reply.hint, solution=reply.solution, failure=failure)
-
-    def _observed(self, reply: wire.Observed) -> StepResult | Failure:
-        """The child has checked this too; this check is for a child that was taken over."""
-        text, reward = reply.observation, reply.reward
-        sound = math.isfinite(reward) and contract.check_reward(reward)
-        if not sound or not 0 < len(text) <= self._max_observation:
-            return _protocol("step", "sent an observation or a reward that is out of bounds")
-        return StepResult(
-            observation=text,
-            reward=reward,
-            terminated=reply.terminated,
-            truncated=reply.truncated,
-        )
-
-
-def _failure(reply: wire.Failed) -> Failure:
-    return Failure(phase=reply.phase, kind=reply.kind, message=reply.message[: wire.MAX_MESSAGE])
+        left = instance.send()
+        if left != instance.armed:
+            instance.armed = left
+            events = select.EPOLLIN | (select.EPOLLOUT if left else 0)
+            self._epoll.modify(instance.channel, events)
 
 
 def _cannot_start() -> RuntimeError:
@@ -643,7 +435,3 @@ def _cannot_start() -> RuntimeError:
         "The environments' fork server could not be started; check that "
         f"`{os.path.basename(sys.executable)} -c 'import msgspec'` works."
     )
-
-
-def _protocol(phase: str, what: str) -> Failure:
-    return Failure(phase=phase, kind=FailureKind.PROTOCOL, message=f"The environment {what}.")

@@ -404,7 +404,7 @@ def test_an_instance_takes_one_call_at_a_time(sandbox: Sandbox) -> None:
     one = sandbox.open(game(), Kind.GAME)
     with pytest.raises(ValueError, match="one call at a time"):
         sandbox.exchange([(one, Reset(1)), (one, Reset(2))])
-    while one._busy:
+    while one.busy:
         sandbox.poll()
     sandbox.close_instances([one])
 
