@@ -42,12 +42,14 @@ setup(
         "test": [
             "hypothesis>=6.150",
             "ipykernel>=7.0",
+            "math-verify>=0.9",
             "nbclient>=0.10.4",
             "pytest>=9.0",
             "ruff>=0.15",
             "torch>=2.13",
             "transformers>=5.0",
         ],
+        "math": ["math-verify>=0.9"],
         "colab": ["ipykernel>=7.0"],
     },
 )

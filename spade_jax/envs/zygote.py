@@ -151,9 +151,19 @@ def _preload(modules: tuple[str, ...]) -> Callable[[], None]:
     for name in wanted:
         with contextlib.suppress(ImportError):  # the program that needs it will say so
             importlib.import_module(name)
+    if "math_verify" in sys.modules:
+        _warm_up_math()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace", line_buffering=True)
     return serve
+
+
+def _warm_up_math() -> None:
+    """sympy and the parser of math_verify import and build much at first use."""
+    from math_verify import parse, verify
+
+    for left, right in (("1/2", r"$\frac{2}{4}$"), ("$(x+1)^2$", "$x^2+2x+1$")):
+        verify(parse(left), parse(right))
 
 
 def _import_apart(*names: str) -> types.ModuleType:
