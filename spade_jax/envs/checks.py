@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from spade_jax.envs import contract, leaks, parsers
 from spade_jax.envs.sandbox import Played
@@ -66,8 +66,9 @@ def check_source(code: str | None) -> Verdict | None:
         where = f" in line {error.lineno}" if error.lineno else ""
         message = f"The program is not valid Python: {error.msg}{where}; correct its syntax."
         return Verdict(reason=Reason.PARSE, message=message)
+    guarded = set(_guarded_bases(tree))
     for node in ast.walk(tree):
-        for name in _imported(node):
+        for name in _imported(node) if node not in guarded else ():
             if name.partition(".")[0] not in contract.ALLOWED_MODULES:
                 message = f"The program imports {name or 'a relative module'}; use only "
                 message += ", ".join(contract.ALLOWED_MODULES[1:]) + "."
@@ -199,6 +200,16 @@ def _share(plays: Sequence[Played]) -> float:
 
 def _above(plays: Sequence[Played], limit: float) -> bool:
     return _share(plays) > limit + math.sqrt(limit * max(0.0, 1 - limit) / len(plays))
+
+
+def _guarded_bases(tree: ast.Module) -> Iterator[ast.AST]:
+    """Imports of the base class of tool use from elsewhere, by programs that do without as well."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try) and node.handlers:
+            for statement in node.body:
+                named = [alias.name for alias in getattr(statement, "names", ())]
+                if isinstance(statement, ast.ImportFrom) and named == [contract.TOOL_BASE]:
+                    yield statement
 
 
 def _imported(node: ast.AST) -> list[str]:

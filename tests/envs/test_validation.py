@@ -50,6 +50,11 @@ REJECTED = {
     "relative import": (Reason.IMPORTS, change(SUM, ("import random", "from . import random"))),
     "hidden import": (Reason.IMPORTS, SUM + "\nx = __import__('os')"),
     "no class": (Reason.CONSTRUCT, change(SUM, ("SumEnv", "Sum"))),
+    "two classes": (Reason.CONSTRUCT, SUM + change(SUM, ("SumEnv", "TotalEnv"))),
+    "constructor arguments": (
+        Reason.CONSTRUCT,
+        change(SUM, ("class SumEnv:", "class SumEnv:\n    def __init__(self, n):\n        pass\n")),
+    ),
     "import raises": (Reason.CONSTRUCT, SUM + "\nx = 1 / 0"),
     "init raises": (Reason.CONSTRUCT, game(init="1 / 0")),
     "reset raises on some seeds": (Reason.RESET, game(reset="1 / (seed % 7)")),
@@ -122,6 +127,17 @@ def test_a_tool_environment_needs_its_base(sandbox: Sandbox) -> None:
     verdict = judge(sandbox, SUM, Kind.TOOL_USE)
     assert verdict.reason is Reason.CONSTRUCT
     assert "ToolUseBaseEnv" in verdict.message
+
+
+def test_a_program_may_bring_its_own_base(sandbox: Sandbox) -> None:
+    guard = "try:\n    from tools import ToolUseBaseEnv\nexcept ImportError:\n    {}\n"
+    assert judge(sandbox, guard.format("pass") + CHAIN, Kind.TOOL_USE).accepted
+    bare = judge(sandbox, "from tools import ToolUseBaseEnv\n" + CHAIN, Kind.TOOL_USE)
+    assert bare.reason is Reason.IMPORTS
+    stub = guard.format("class ToolUseBaseEnv: pass") + CHAIN
+    verdict = judge(sandbox, stub, Kind.TOOL_USE)
+    assert verdict.reason is Reason.CONSTRUCT
+    assert "ChainEnv has no method step" in verdict.message
 
 
 def test_known_and_repeated_designs_are_not_new(sandbox: Sandbox) -> None:
