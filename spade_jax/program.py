@@ -21,18 +21,23 @@ _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]+)")
 
 
 def run_program(
-    main: Callable[[], int | None], *, config: str | None = None, check: Check = configs.check
+    main: Callable[..., int | None],
+    *,
+    config: str | None = None,
+    check: Check = configs.check,
+    files: bool = False,
 ) -> NoReturn:
     """Parse the command line, run `main` and exit with what it returns.
 
-    With `config`, the program takes `--config=NAME_OR_PATH` (that name by default) and
+    With `files`, arguments that are no flags are names of files: `main` is given their list. With
+    `config`, the program takes `--config=NAME_OR_PATH` (that name by default) and
     `--config.group.field=VALUE`; `main` finds the config, which `check` has passed, in
     `flags.FLAGS.config`. A UsageError, here or in `main`, is printed as one line and exits with 2.
     """
 
     def parse(argv: Sequence[str]) -> list[str]:
         try:
-            return parse_flags(argv, config, flags.FLAGS, check)
+            return parse_flags(argv, config, flags.FLAGS, check, files)
         except UsageError as error:
             _exit_with_usage(error)
         except SystemExit:  # --help and its like exit with 1, though nothing failed
@@ -42,7 +47,7 @@ def run_program(
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # orbax and jax are talkative otherwise
         try:
-            return main()
+            return main(list(argv[1:])) if files else main()
         except UsageError as error:
             _exit_with_usage(error)
 
@@ -55,11 +60,14 @@ def parse_flags(
     config: str | None,
     flag_values: flags.FlagValues,
     check: Check = configs.check,
+    files: bool = False,
 ) -> list[str]:
-    """Parse `argv` (program name first) into `flag_values`, its `config` checked; no rest is left.
+    """Parse `argv` (program name first) into `flag_values`, its `config` checked; the rest.
 
-    Every mistake is a UsageError of one sentence.
+    Only with `files` may anything but the program's name be left, wherever it stands among the
+    flags. Every mistake is a UsageError of one sentence.
     """
+    flag_values.set_gnu_getopt(files)
     arguments = list(argv)
     if config is not None:
         name, arguments = _take_config(arguments, config)
@@ -69,13 +77,18 @@ def parse_flags(
     except flags.Error as error:
         sentence = " ".join(str(error).split())
         raise UsageError(f"{sentence} (--help lists the flags)") from None
-    if len(rest) > 1:
+    if len(rest) > 1 and not files:
         raise UsageError(
             f"unexpected argument {rest[1]!r}; pass --flag=value (--help lists the flags)"
         )
     if config is not None:
         check(flag_values.config)
     return rest
+
+
+def printable(text: str) -> str:
+    """The text with every character that could steer a terminal written as an escape."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def _take_config(argv: list[str], default: str) -> tuple[str, list[str]]:

@@ -28,6 +28,9 @@ class Environments:
         lines = []
         for design, verdict in zip(designs, verdicts, strict=True):
             task = design.task
+            judged = msgspec.to_builtins(verdict)
+            for cost in ("cpu_seconds", "memory_mb") if verdict.measures else ():
+                del judged["measures"][cost]
             name = f"{task.environment_id}.{'py' if design.code else 'txt'}"
             (self.folder / name).write_text(design.code or design.reply, encoding="utf-8")
             lines.append(
@@ -41,7 +44,7 @@ class Environments:
                     "positives": [m.environment_id for m in task.positives],
                     "negatives": [m.environment_id for m in task.negatives],
                     "stop": str(design.stop),
-                    **msgspec.to_builtins(verdict),
+                    **judged,
                 }
             )
         self._index.append(lines)

@@ -185,17 +185,40 @@ class Reason(enum.StrEnum):
 
 
 @dataclass
+class Measures:
+    """What plays of a design showed: shares of instances, over all that were tried.
+
+    `null` and `constant` are won by an empty action and by the best of the other constant ones,
+    `random` by actions drawn from other instances' solutions, `solution` by the design's own.
+    `changes`: different actions were answered by different observations. What the two processes
+    cost differs from run to run, so it counts in no comparison and enters no record.
+    """
+
+    null: float
+    constant: float
+    random: float
+    solution: float
+    changes: float
+    cpu_seconds: float | None = dataclasses.field(default=None, compare=False)
+    memory_mb: float | None = dataclasses.field(default=None, compare=False)
+
+
+@dataclass
 class Verdict:
     """Outcome of validation. `message` says how to mend a rejected design.
 
+    `phase` is where a rejected one failed: source (nothing ran), construct, reset, step, hint,
+    solution or rollout (it broke there), plays (judged by how they went), pool (it is not new).
     `fingerprint` identifies the normalised syntax tree and `behaviour` the transcripts on fixed
-    seeds; both are empty where validation ended before they were known.
+    seeds; both are empty, and `measures` is None, where validation ended before they were known.
     """
 
     reason: Reason
     message: str = ""
+    phase: str = ""
     fingerprint: str = ""
     behaviour: str = ""
+    measures: Measures | None = None
 
     @property
     def accepted(self) -> bool:

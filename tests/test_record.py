@@ -18,6 +18,7 @@ from spade_jax.types import (
     Failure,
     FailureKind,
     Kind,
+    Measures,
     Reason,
     StopReason,
     TokenRecord,
@@ -25,7 +26,13 @@ from spade_jax.types import (
     Verdict,
 )
 
-ACCEPTED = Verdict(reason=Reason.ACCEPTED, fingerprint="f", behaviour="b")
+SHARES = {"null": 0.0, "constant": 0.1, "random": 0.2, "solution": 1.0, "changes": 0.5}
+ACCEPTED = Verdict(
+    reason=Reason.ACCEPTED,
+    fingerprint="f",
+    behaviour="b",
+    measures=Measures(**SHARES, cpu_seconds=0.7, memory_mb=9.0),
+)
 CUT = Verdict(reason=Reason.EXTRACT, message="Close the block.")
 
 
@@ -67,6 +74,7 @@ def test_every_design_is_kept_with_its_verdict(tmp_path: Path) -> None:
     first, second = index(tmp_path)
     assert (first["reason"], first["fingerprint"]) == ("accepted", "f")
     assert (second["reason"], second["message"]) == ("extract", "Close the block.")
+    assert (first["measures"], second["measures"]) == (SHARES, None)  # and no time
     assert first["document"] == "3:bees" and first["file"] == "000000-000.py"
 
 

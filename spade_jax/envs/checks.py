@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from spade_jax.envs import contract, leaks, parsers
 from spade_jax.envs.sandbox import Played
-from spade_jax.types import Failure, FailureKind, Reason, Verdict, dataclass
+from spade_jax.types import Failure, FailureKind, Measures, Reason, Verdict, dataclass
 
 _OF_PHASE = {
     **{"construct": Reason.CONSTRUCT, "reset": Reason.RESET, "step": Reason.STEP},
@@ -52,26 +52,32 @@ class Transcripts:
         return [play.solution or () for play in self.survey]
 
 
+def unreadable(error: SyntaxError) -> Verdict:
+    """The verdict on a program that is not Python, or too deep to be looked at."""
+    where = f" in line {error.lineno}" if error.lineno else ""
+    message = f"The program is not valid Python: {error.msg}{where}; correct or simplify it."
+    return _unread(Reason.PARSE, message)
+
+
 def check_source(code: str | None) -> Verdict | None:
     """Extract, parse and imports: what can be said without running anything."""
     if code is None:
-        return Verdict(
-            reason=Reason.EXTRACT,
-            message="The reply holds no complete ```python block with a class whose name ends in "
+        return _unread(
+            Reason.EXTRACT,
+            "The reply holds no complete ```python block with a class whose name ends in "
             "Env; write one such block and close it.",
         )
     try:
         tree = parsers.parse_program(code)
     except SyntaxError as error:
-        where = f" in line {error.lineno}" if error.lineno else ""
-        message = f"The program is not valid Python: {error.msg}{where}; correct its syntax."
-        return Verdict(reason=Reason.PARSE, message=message)
+        return unreadable(error)
+    guarded = set(_guarded_bases(tree))
     for node in ast.walk(tree):
-        for name in _imported(node):
+        for name in _imported(node) if node not in guarded else ():
             if name.partition(".")[0] not in contract.ALLOWED_MODULES:
                 message = f"The program imports {name or 'a relative module'}; use only "
                 message += ", ".join(contract.ALLOWED_MODULES[1:]) + "."
-                return Verdict(reason=Reason.IMPORTS, message=message)
+                return _unread(Reason.IMPORTS, message)
     return None
 
 
@@ -80,9 +86,9 @@ def check_failure(failure: Failure) -> Verdict:
     limits = failure.kind in (FailureKind.TIMEOUT, FailureKind.MEMORY)
     if limits or failure.message.startswith(contract.OVERSIZED):
         message = f"{failure.phase} went over a limit: {failure.message} Do less work."
-        return Verdict(reason=Reason.LIMITS, message=message)
+        return Verdict(reason=Reason.LIMITS, message=message, phase=failure.phase)
     message = f"{failure.phase} broke: {failure.message} It must work for every seed and action."
-    return Verdict(reason=_OF_PHASE[failure.phase], message=message)
+    return Verdict(reason=_OF_PHASE[failure.phase], message=message, phase=failure.phase)
 
 
 def check_plays(plays: Sequence[Played]) -> Verdict | None:
@@ -97,16 +103,16 @@ def check_seeds(seen: Transcripts) -> Verdict | None:
     """The same seed and actions repeat exactly, and two seeds can differ."""
     for once, again in zip(seen.first, seen.repeated, strict=True):
         if (once.steps, once.failure) != (again.steps, again.failure):
-            return Verdict(
-                reason=Reason.SEEDS,
-                message="The same seed and actions gave two different plays in two processes; "
+            return _judged(
+                Reason.SEEDS,
+                "The same seed and actions gave two different plays in two processes; "
                 "draw everything from random.Random(seed) in reset, keep no state outside self, "
                 "and never depend on the order of a set, on hash() or on hint() being called.",
             )
     if len(set(zip(seen.observations, seen.solutions, strict=True))) < 2:
-        return Verdict(
-            reason=Reason.SEEDS,
-            message="Every seed gives the same instance; draw the instance from the seed in reset.",
+        return _judged(
+            Reason.SEEDS,
+            "Every seed gives the same instance; draw the instance from the seed in reset.",
         )
     return None
 
@@ -121,9 +127,9 @@ def check_interactive(seen: Transcripts) -> Verdict | None:
         ]
         if any(len(set(turn) - {None}) > 1 for turn in itertools.zip_longest(*observed)):
             return None
-    return Verdict(
-        reason=Reason.INTERACTIVE,
-        message="Different actions were answered by the same observations; let step answer what "
+    return _judged(
+        Reason.INTERACTIVE,
+        "Different actions were answered by the same observations; let step answer what "
         "the action changed.",
     )
 
@@ -131,17 +137,18 @@ def check_interactive(seen: Transcripts) -> Verdict | None:
 def check_solvable(survey: Sequence[Played], solved: Sequence[Played]) -> Verdict | None:
     """The environment's own solution exists and wins."""
     if any(not play.solution for play in survey):
-        return Verdict(
-            reason=Reason.SOLVABLE,
-            message="There is no solution(); define one that returns the list of actions that win "
+        return _judged(
+            Reason.SOLVABLE,
+            "There is no solution(); define one that returns the list of actions that win "
             "the instance after reset.",
         )
-    lost = sum(not contract.won(play.steps[-1]) for play in solved)
+    lost = [play for play in solved if not contract.won(play.steps[-1])]
     if lost:
-        return Verdict(
-            reason=Reason.SOLVABLE,
-            message=f"The actions of solution() lost {lost} of {len(solved)} instances; they must "
-            "end each with terminated True and a reward of 1.",
+        return _judged(
+            Reason.SOLVABLE,
+            f"The actions of solution() lost {len(lost)} of {len(solved)} instances; they must "
+            "end each with terminated True and a reward of 1. The first one lost was told "
+            f"{_told(lost[0])!r}.",
         )
     return None
 
@@ -155,16 +162,16 @@ def check_trivial(seen: Transcripts, settings: Settings) -> Verdict | None:
     for action, plays in seen.constant.items():
         if _above(plays, settings.max_trivial):
             what = f"always answering {action[:60]!r}" if action else "an empty action"
-            return Verdict(
-                reason=Reason.TRIVIAL,
-                message=f"{_share(plays):.0%} of the instances are won by {what}; make the answer "
+            return _judged(
+                Reason.TRIVIAL,
+                f"{_share(plays):.0%} of the instances are won by {what}; make the answer "
                 "depend on the instance and spread it over more values.",
             )
     chance = 1 / len(set(seen.solutions))
     if _above(seen.random, max(settings.max_random, chance + 0.1)):
-        return Verdict(
-            reason=Reason.TRIVIAL,
-            message=f"{_share(seen.random):.0%} of the instances are won by random actions; "
+        return _judged(
+            Reason.TRIVIAL,
+            f"{_share(seen.random):.0%} of the instances are won by random actions; "
             "allow more answers or fewer tries.",
         )
     return None
@@ -176,21 +183,54 @@ def check_leak(seen: Transcripts, settings: Settings) -> Verdict | None:
     labelled = sum(leaks.labelled_answer(*pair) for pair in pairs) / len(pairs)
     copied = leaks.copied_share(seen.observations, seen.solutions)
     if labelled > _COPIED or (copied > _COPIED and _share(seen.random) < _COPIED_RANDOM):
-        return Verdict(
-            reason=Reason.LEAK,
-            message="The first observation states the answer; show only what it follows from.",
+        return _judged(
+            Reason.LEAK,
+            "The first observation states the answer; show only what it follows from.",
         )
     told = sum(
         play.hint is not None and leaks.hint_leaks(play.hint, solution, observation)
         for play, (observation, solution) in zip(seen.survey, pairs, strict=True)
     )
     if told > settings.max_trivial * len(pairs):
-        return Verdict(
-            reason=Reason.LEAK,
-            message=f"The hint contains the answer in {told} of {len(pairs)} instances; give a "
+        return _judged(
+            Reason.LEAK,
+            f"The hint contains the answer in {told} of {len(pairs)} instances; give a "
             "partial result or the next step instead.",
         )
     return None
+
+
+def _told(play: Played) -> str:
+    """The first error that a play was shown, else its last observation."""
+    lines = [line.strip() for step in play.steps for line in step.observation.splitlines()]
+    errors = [line for line in lines if line.startswith("Error")]
+    return (errors or [" ".join(play.steps[-1].observation.split())])[0][:200]
+
+
+def measure(seen: Transcripts) -> Measures:
+    """What the plays say in numbers."""
+    constants = [_share(plays) for action, plays in seen.constant.items() if action]
+    return Measures(
+        null=_share(seen.constant[""]),
+        constant=max(constants),
+        random=_share(seen.random),
+        solution=_share(seen.solved),
+        changes=sum(map(_answers_differ, seen.tried)) / len(seen.tried),
+    )
+
+
+def _answers_differ(plays: Sequence[Played]) -> bool:
+    """Whether different actions on one instance were answered differently at some step."""
+    observed = [[step.observation for step in play.steps] for play in plays]
+    return any(len(set(turn) - {None}) > 1 for turn in itertools.zip_longest(*observed))
+
+
+def _unread(reason: Reason, message: str) -> Verdict:
+    return Verdict(reason=reason, message=message, phase="source")
+
+
+def _judged(reason: Reason, message: str) -> Verdict:
+    return Verdict(reason=reason, message=message, phase="plays")
 
 
 def _share(plays: Sequence[Played]) -> float:
@@ -199,6 +239,16 @@ def _share(plays: Sequence[Played]) -> float:
 
 def _above(plays: Sequence[Played], limit: float) -> bool:
     return _share(plays) > limit + math.sqrt(limit * max(0.0, 1 - limit) / len(plays))
+
+
+def _guarded_bases(tree: ast.Module) -> Iterator[ast.AST]:
+    """Imports of the base class of tool use from elsewhere, by programs that do without as well."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try) and node.handlers:
+            for statement in node.body:
+                named = [alias.name for alias in getattr(statement, "names", ())]
+                if isinstance(statement, ast.ImportFrom) and named == [contract.TOOL_BASE]:
+                    yield statement
 
 
 def _imported(node: ast.AST) -> list[str]:

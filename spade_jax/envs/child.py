@@ -114,7 +114,8 @@ class Session:
         if method is None:
             return wire.Solved(None)
         return _guarded(
-            "solution", lambda: wire.Solved(contract.solution_actions(method(), self._limit))
+            "solution",
+            lambda: wire.Solved(contract.solution_actions(method(), self._limit, self._load.kind)),
         )
 
     def _rollout(self, play: wire.Rollout) -> wire.Reply:

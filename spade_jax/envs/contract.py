@@ -4,7 +4,8 @@ An environment is a Python class whose name ends in `Env`:
 
     reset(seed=None) -> (observation, info)          a bare observation is read as (observation, {})
     step(action) -> (observation, reward, terminated, truncated, info)
-    solution() -> list of actions, exactly as `step` takes them, that win the instance after reset
+    solution() -> the actions that win the instance after reset: a list of them, exactly as `step`
+        takes them, one alone, or tool calls and an answer (`solutions` says in which forms)
     hint() -> text that helps on this instance and does not contain the answer
     close()
 
@@ -16,14 +17,18 @@ ignored. An episode is won when it terminated with a last reward above 0.5. Prog
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from spade_jax.envs import solutions
 from spade_jax.types import Kind, StepResult
 
 WIN = 0.5  # a final reward above this is a win
 REWARD_LIMIT = 10.0
 MAX_SOLUTION = 1000  # actions
+TOOL_BASE = "ToolUseBaseEnv"  # name under which programs find the base class of tool use
 MODULE = "environment"  # module name that a program sees itself under
 OVERSIZED = "The observation is too long"  # start of the message on an observation over the cap
 
@@ -54,23 +59,88 @@ def heavy_modules(code: str) -> tuple[str, ...]:
 
 
 def environment_class(namespace: Mapping[str, Any], kind: Kind, tool_base: type) -> type:
-    """The last class a program defined whose name ends in `Env`."""
-    found = [
-        value
+    """The class of a program that is its environment.
+
+    Of the classes defined in it whose names end in `Env` and that have reset and step, the one that
+    no other of them subclasses or uses. A program's own `ToolUseBaseEnv` is a base, never the
+    environment.
+    """
+    own = {
+        value: name
         for name, value in namespace.items()
         if isinstance(value, type)
         and name.endswith("Env")
         and getattr(value, "__module__", None) == MODULE
-    ]
-    if not found:
+    }
+    bases = (tool_base, *(value for value, name in own.items() if name == TOOL_BASE))
+    candidates = [value for value, name in own.items() if name != TOOL_BASE]
+    if not candidates:
         raise ContractError("The program defines no class whose name ends in Env.")
-    chosen = found[-1]
-    if kind is Kind.TOOL_USE and not issubclass(chosen, tool_base):
-        raise ContractError(f"{chosen.__name__} must subclass ToolUseBaseEnv to offer tools.")
-    for method in ("reset", "step"):
-        if not callable(getattr(chosen, method, None)):
-            raise ContractError(f"{chosen.__name__} has no method {method}.")
+    whole = [value for value in candidates if not _missing(value)]
+    chosen = _outermost(whole or candidates, own)
+    if kind is Kind.TOOL_USE and not issubclass(chosen, bases):
+        raise ContractError(f"{chosen.__name__} must subclass {TOOL_BASE} to offer tools.")
+    for method in _missing(chosen):
+        raise ContractError(f"{chosen.__name__} has no method {method}.")
+    needed = _needed_arguments(chosen)
+    if needed:
+        raise ContractError(
+            f"The constructor of {chosen.__name__} needs arguments ({', '.join(needed)}), but it "
+            "is called with none; give each a default."
+        )
     return chosen
+
+
+def _outermost(candidates: Sequence[type], names: Mapping[type, str]) -> type:
+    """The candidate that no other one subclasses or uses."""
+    used = {value: set(_names_used(value)) for value in candidates}
+    left = [
+        value
+        for value in candidates
+        if not any(
+            other is not value and (issubclass(other, value) or names[value] in used[other])
+            for other in candidates
+        )
+    ]
+    if len(left) != 1:
+        listed = " and ".join(names[value] for value in left or candidates)
+        raise ContractError(
+            f"The program defines several environments, {listed}; let the name of only one class "
+            "end in Env."
+        )
+    return left[0]
+
+
+def _names_used(owner: type) -> Iterator[str]:
+    """Names that the methods of a class mention."""
+    codes = [
+        getattr(getattr(value, "__func__", value), "__code__", None)
+        for value in vars(owner).values()
+    ]
+    while codes:
+        code = codes.pop()
+        if isinstance(code, types.CodeType):
+            yield from code.co_names
+            codes.extend(code.co_consts)
+
+
+def _missing(candidate: type) -> list[str]:
+    return [name for name in ("reset", "step") if not callable(getattr(candidate, name, None))]
+
+
+def _needed_arguments(chosen: type) -> list[str]:
+    """Constructor arguments without a default."""
+    needed: list[str] = []
+    for method in (chosen.__new__, chosen.__init__):
+        if isinstance(method, types.FunctionType):
+            parameters = list(inspect.signature(method).parameters.values())[1:]
+            needed += [
+                parameter.name
+                for parameter in parameters
+                if parameter.default is parameter.empty
+                and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            ]
+    return list(dict.fromkeys(needed))
 
 
 def reset_result(value: Any, max_observation: int) -> StepResult:
@@ -111,20 +181,26 @@ def hint_text(value: Any, max_observation: int) -> str | None:
     return _plain(value).strip() or None
 
 
-def solution_actions(value: Any, max_observation: int) -> tuple[str, ...] | None:
-    """Check what `solution` returned; None is no solution."""
+def solution_actions(value: Any, max_observation: int, kind: Kind) -> tuple[str, ...] | None:
+    """The actions that `solution` returned, in whichever form; None is no solution."""
+    value = _unwrap(value)
     if value is None:
         return None
-    if not (_is_a(value, list) or _is_a(value, tuple)):
+    if not isinstance(value, str | int | float | dict | list | tuple):
         raise ContractError(f"solution must return a list of text, not {_describe(value)}.")
-    if not 0 < len(value) <= MAX_SOLUTION:
-        raise ContractError(f"solution must return 1 to {MAX_SOLUTION} actions, not {len(value)}.")
-    for action in value:
-        if not _is_a(action, str):
-            raise ContractError(f"An action of solution must be text, not {_describe(action)}.")
-        if len(action) > max_observation:
-            raise ContractError(f"An action of solution exceeds {max_observation} characters.")
-    return tuple(_plain(action) for action in value)
+    if isinstance(value, list | tuple):
+        value = [_unwrap(item) for item in value[: MAX_SOLUTION + 1]]
+    try:
+        actions = solutions.actions(value, kind)
+    except ValueError as error:
+        raise ContractError(str(error)) from error
+    if not 0 < len(actions) <= MAX_SOLUTION:
+        raise ContractError(
+            f"solution must return 1 to {MAX_SOLUTION} actions, not {len(actions) or 'none'}."
+        )
+    if any(len(action) > max_observation for action in actions):
+        raise ContractError(f"An action of solution exceeds {max_observation} characters.")
+    return tuple(_plain(action) for action in actions)
 
 
 def check_reward(reward: float) -> bool:

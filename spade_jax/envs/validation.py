@@ -8,15 +8,16 @@ part in a second process with another hash salt.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import hashlib
 import random
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from spade_jax.envs import checks
 from spade_jax.envs.checks import Settings, Transcripts
 from spade_jax.envs.fingerprint import fingerprint
-from spade_jax.envs.sandbox import Played, Rollout, Rollouts, Sandbox
-from spade_jax.types import Failure, Kind, Reason, Verdict
+from spade_jax.envs.sandbox import Instance, Played, Rollout, Rollouts, Sandbox
+from spade_jax.types import Failure, Kind, Measures, Reason, Verdict
 
 __all__ = ["Settings", "validate"]
 
@@ -51,10 +52,8 @@ def validate(
             continue
         marks = {verdict.fingerprint, verdict.behaviour}
         if marks & batch or any(mark in seen for mark in marks):
-            verdicts[i] = _marked(
-                Verdict(reason=Reason.NEW, message=_NEW_MESSAGE),
-                verdict.fingerprint,
-                verdict.behaviour,
+            verdicts[i] = dataclasses.replace(
+                verdict, reason=Reason.NEW, message=_NEW_MESSAGE, phase="pool"
             )
         batch |= marks
     return verdicts
@@ -71,8 +70,7 @@ def _run(sandbox: Sandbox, designs: Sequence[Design], settings: Settings) -> lis
                 trials[i] = _Trial(sandbox, code, kind, settings)
                 continue
             except SyntaxError as error:
-                message = f"The program is not valid Python: {error.msg}; simplify it."
-                verdict = Verdict(reason=Reason.PARSE, message=message)
+                verdict = checks.unreadable(error)
         verdicts[i] = verdict
     try:
         answers = sandbox.exchange([trial.survey_call() for trial in trials.values()])
@@ -91,10 +89,7 @@ def _run(sandbox: Sandbox, designs: Sequence[Design], settings: Settings) -> lis
             instance for trial in trials.values() for instance in trial.instances
         )
     return [
-        _marked(verdicts[i], trials[i].fingerprint, trials[i].behaviour)
-        if i in trials
-        else verdicts[i]
-        for i in range(len(designs))
+        trials[i].complete(verdicts[i]) if i in trials else verdicts[i] for i in range(len(designs))
     ]
 
 
@@ -103,10 +98,11 @@ class _Trial:
 
     def __init__(self, sandbox: Sandbox, code: str, kind: Kind, settings: Settings) -> None:
         self.fingerprint = fingerprint(code)
-        self.behaviour = ""
+        self._behaviour = ""
         self.instances = (sandbox.open(code, kind), sandbox.open(code, kind, _OTHER_SALT))
         self._settings = settings
         self._survey: tuple[Played, ...] = ()
+        self._measures: Measures | None = None
 
     def survey_call(self) -> tuple:
         seeds = range(_SURVEY_SEED, _SURVEY_SEED + self._settings.seeds)
@@ -177,7 +173,8 @@ class _Trial:
             first=played[: len(again)],
             repeated=again[::-1],
         )
-        self.behaviour = _digest(self._survey, seen.solved)
+        self._behaviour = _digest(self._survey, seen.solved)
+        self._measures = checks.measure(seen)
         return (
             checks.check_seeds(seen)
             or checks.check_interactive(seen)
@@ -186,6 +183,30 @@ class _Trial:
             or checks.check_leak(seen, settings)
             or Verdict(reason=Reason.ACCEPTED)
         )
+
+    def complete(self, verdict: Verdict) -> Verdict:
+        """The verdict with what is known of the design, once its processes have ended."""
+        measures = self._measures
+        if measures is not None:
+            measures = dataclasses.replace(
+                measures,
+                cpu_seconds=_cost(self.instances, "cpu_seconds", sum),
+                memory_mb=_cost(self.instances, "memory_mb", max),
+            )
+        return dataclasses.replace(
+            verdict,
+            fingerprint=self.fingerprint,
+            behaviour=self._behaviour,
+            measures=measures,
+        )
+
+
+def _cost(
+    instances: Sequence[Instance], name: str, over: Callable[[list[float]], float]
+) -> float | None:
+    """What the instances cost together, where the sandbox has measured it."""
+    costs = [getattr(instance, name, None) for instance in instances]
+    return None if None in costs else over(costs)
 
 
 def _constants(solutions: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -206,9 +227,3 @@ def _digest(survey: Sequence[Played], solved: Sequence[Played]) -> str:
         for play in (*survey, *solved)
     ]
     return hashlib.blake2b(repr(shown).encode(), digest_size=8).hexdigest()
-
-
-def _marked(verdict: Verdict, mark: str, behaviour: str) -> Verdict:
-    return Verdict(
-        reason=verdict.reason, message=verdict.message, fingerprint=mark, behaviour=behaviour
-    )

@@ -6,7 +6,7 @@ import pytest
 
 from spade_jax.envs.sandbox import Sandbox
 from spade_jax.envs.validation import Settings, validate
-from spade_jax.types import Kind, Reason, Verdict
+from spade_jax.types import Kind, Measures, Reason, Verdict
 from tests.envs.programs import CHAIN, SEARCH, SUM, game
 
 
@@ -50,6 +50,11 @@ REJECTED = {
     "relative import": (Reason.IMPORTS, change(SUM, ("import random", "from . import random"))),
     "hidden import": (Reason.IMPORTS, SUM + "\nx = __import__('os')"),
     "no class": (Reason.CONSTRUCT, change(SUM, ("SumEnv", "Sum"))),
+    "two classes": (Reason.CONSTRUCT, SUM + change(SUM, ("SumEnv", "TotalEnv"))),
+    "constructor arguments": (
+        Reason.CONSTRUCT,
+        change(SUM, ("class SumEnv:", "class SumEnv:\n    def __init__(self, n):\n        pass\n")),
+    ),
     "import raises": (Reason.CONSTRUCT, SUM + "\nx = 1 / 0"),
     "init raises": (Reason.CONSTRUCT, game(init="1 / 0")),
     "reset raises on some seeds": (Reason.RESET, game(reset="1 / (seed % 7)")),
@@ -105,6 +110,13 @@ REJECTED = {
 }
 
 
+PHASES = {
+    **{"syntax": "source", "import": "source", "import raises": "construct"},
+    **{"reset hangs": "rollout", "exits": "rollout", "hint raises": "hint"},
+    **{"solution raises": "solution", "wrong solution": "plays", "coin": "plays"},
+}
+
+
 def test_each_reason(sandbox: Sandbox) -> None:
     designs = [(code, Kind.GAME) for _, code in REJECTED.values()]
     verdicts = validate(sandbox, designs, seen=())
@@ -116,12 +128,50 @@ def test_each_reason(sandbox: Sandbox) -> None:
     assert not wrong
     for name, (_, message) in found.items():
         assert message.endswith("."), name
+    phases = {
+        name: verdict.phase
+        for name, verdict in zip(REJECTED, verdicts, strict=True)
+        if name in PHASES
+    }
+    assert phases == PHASES
+
+
+def test_measures_are_shares_of_the_instances(sandbox: Sandbox) -> None:
+    odd = ("str(self.a + self.b)", "str(seed % 2 + 1); self.seed = seed")
+    parity = change(SUM, odd)
+    changing = change(parity, ('return "Done."', 'return action[:self.seed // 2 % 2] + "."'))
+    [silent, shown] = validate(sandbox, [(parity, Kind.GAME), (changing, Kind.GAME)], seen=())
+    assert silent.reason is shown.reason is Reason.TRIVIAL
+    assert silent.measures == Measures(
+        null=0.0,
+        constant=0.5,
+        random=silent.measures.random,
+        solution=1.0,
+        changes=0.0,
+    )
+    assert 0.25 < silent.measures.random < 0.75
+    assert shown.measures.changes == 0.5
+    unsolved = judge(sandbox, REJECTED["wrong solution"][1])
+    assert unsolved.measures.solution == 0.0
+    assert "lost 4 of 4 instances" in unsolved.message and "told 'Done.'" in unsolved.message
+    assert judge(sandbox, REJECTED["init raises"][1]).measures is None
 
 
 def test_a_tool_environment_needs_its_base(sandbox: Sandbox) -> None:
     verdict = judge(sandbox, SUM, Kind.TOOL_USE)
     assert verdict.reason is Reason.CONSTRUCT
     assert "ToolUseBaseEnv" in verdict.message
+
+
+def test_a_program_may_bring_its_own_base(sandbox: Sandbox) -> None:
+    guard = "try:\n    from tools import ToolUseBaseEnv\nexcept ImportError:\n    {}\n"
+    assert judge(sandbox, guard.format("pass") + CHAIN, Kind.TOOL_USE).accepted
+    bare = judge(sandbox, "from tools import ToolUseBaseEnv\n" + CHAIN, Kind.TOOL_USE)
+    assert bare.reason is Reason.IMPORTS
+    stub = guard.format("class ToolUseBaseEnv: pass") + CHAIN
+    verdict = judge(sandbox, stub, Kind.TOOL_USE)
+    assert verdict.reason is Reason.CONSTRUCT
+    assert "ChainEnv has no method step" in verdict.message
 
 
 def test_known_and_repeated_designs_are_not_new(sandbox: Sandbox) -> None:
