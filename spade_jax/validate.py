@@ -1,6 +1,6 @@
 """Is a file an environment worth playing? The checks of every design, on files of your own.
 
-    python -m spade_jax.validate FILE... [--json] [--seeds=32] [--kind=game]
+    python -m spade_jax.validate FILE... [--json] [--seeds=32] [--kind=game] [--tier=A]
 
 A file is Python, or a text with a program in a code block. Files that equal an earlier one are
 named. Exit code 0: all accepted, 1: any rejected, 2: wrong usage.
@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spade_jax.envs import validation
+from spade_jax.envs.confine import Tier
 from spade_jax.envs.programs import ProgramFile, read_program
 from spade_jax.envs.sandbox import Sandbox
 from spade_jax.program import printable, run_program
@@ -61,9 +62,10 @@ def _equals(verdict: Verdict, first: dict[str, Path]) -> str:
     return f"The environment {what} {other}; change its task, its rules or its numbers."
 
 
-def report_line(program: ProgramFile, verdict: Verdict) -> str:
-    """One JSON object: the file, its kind, and all of the verdict."""
+def report_line(program: ProgramFile, verdict: Verdict, tier: Tier) -> str:
+    """One JSON object: the file, its kind, how it was confined, and all of the verdict."""
     told = {"file": str(program.path), "kind": program.kind, "accepted": verdict.accepted}
+    told["tier"] = tier
     return json.dumps({**told, **msgspec.to_builtins(verdict)})
 
 
@@ -94,19 +96,25 @@ def main(files: list[str]) -> int:
     kind = None if FLAGS.kind == "auto" else Kind(FLAGS.kind)
     programs = [read_program(Path(name), kind) for name in files]
     began = time.monotonic()
-    with Sandbox() as sandbox:
+    wanted = None if FLAGS.tier == "best" else Tier(FLAGS.tier)
+    with Sandbox(tier=wanted, unsafe=FLAGS.unsafe) as sandbox:
+        tier = sandbox.confinement.tier
         verdicts = judge(sandbox, programs, validation.Settings(seeds=FLAGS.seeds))
     accepted = sum(verdict.accepted for verdict in verdicts)
     if FLAGS.json:
         for program, verdict in zip(programs, verdicts, strict=True):
-            print(report_line(program, verdict))
+            print(report_line(program, verdict, tier))
     else:
         console = Console()
         if not console.is_terminal:
             console = Console(width=_WIDTH)
         console.print(table(programs, verdicts))
         took = time.monotonic() - began
-        console.print(f"{accepted} of {len(files)} accepted, {FLAGS.seeds} seeds, {took:.1f} s")
+        console.print(
+            f"{accepted} of {len(files)} accepted, {FLAGS.seeds} seeds, tier {tier}, {took:.1f} s"
+        )
+    if FLAGS.unsafe:
+        Console(stderr=True).print(Text(f"unsafe: programs ran in tier {tier}", style="red"))
     return 0 if accepted == len(files) else 1
 
 
@@ -122,4 +130,8 @@ if __name__ == "__main__":
     flags.DEFINE_enum(
         "kind", "auto", ["auto", *map(str, Kind)], "Kind of the files; auto: by the base class."
     )
+    flags.DEFINE_enum(
+        "tier", "best", ["best", "A", "B", "C"], "How programs are confined (envs/confine.py)."
+    )
+    flags.DEFINE_bool("unsafe", False, "Run programs even where nothing can confine them.")
     run_program(main, files=True)
