@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from spade_jax.envs import contract, leaks, parsers
 from spade_jax.envs.sandbox import Played
-from spade_jax.types import Failure, FailureKind, Reason, Verdict, dataclass
+from spade_jax.types import CUT_OFF, Failure, FailureKind, Reason, Verdict, dataclass
 
 _OF_PHASE = {
     **{"construct": Reason.CONSTRUCT, "reset": Reason.RESET, "step": Reason.STEP},
@@ -54,6 +54,12 @@ class Transcripts:
 
 def check_source(code: str | None) -> Verdict | None:
     """Extract, parse and imports: what can be said without running anything."""
+    if code == CUT_OFF:
+        return Verdict(
+            reason=Reason.EXTRACT,
+            message="The reply was cut off before its program ended; write a shorter one and close "
+            "its ```python block.",
+        )
     if code is None:
         return Verdict(
             reason=Reason.EXTRACT,
