@@ -154,9 +154,12 @@ class DesignTask:
         return f"{self.iteration:06d}-{self.slot:03d}"
 
 
+CUT_OFF = ""  # in place of a program that was begun and not finished
+
+
 @dataclass
 class Design:
-    """The designer's reply. `code` is None where the reply held no complete program."""
+    """The designer's reply. `code` is None where it held no program, or CUT_OFF."""
 
     task: DesignTask
     reply: str

@@ -9,7 +9,7 @@ from spade_jax.design import memory, prompts, skills
 from spade_jax.design.corpus import Corpus
 from spade_jax.envs import parsers
 from spade_jax.policy.conversation import Budget, Speaker, stream
-from spade_jax.types import Design, DesignTask, HostState, StopReason, UsageError
+from spade_jax.types import CUT_OFF, Design, DesignTask, HostState, StopReason, UsageError
 
 
 def draw_tasks(
@@ -77,7 +77,7 @@ def design(
                 reply=reply.text,
                 stop=reply.stop,
                 record=dialogues.record(i),
-                code=parsers.extract_code(reply.text) if reply.stop is StopReason.STOP else None,
+                code=parsers.extract_code(reply.text) if reply.stop is StopReason.STOP else CUT_OFF,
             )
         )
     return designs

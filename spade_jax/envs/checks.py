@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from spade_jax.envs import contract, leaks, parsers
 from spade_jax.envs.sandbox import Played
-from spade_jax.types import Failure, FailureKind, Measures, Reason, Verdict, dataclass
+from spade_jax.types import CUT_OFF, Failure, FailureKind, Measures, Reason, Verdict, dataclass
 
 _OF_PHASE = {
     **{"construct": Reason.CONSTRUCT, "reset": Reason.RESET, "step": Reason.STEP},
@@ -61,6 +61,12 @@ def unreadable(error: SyntaxError) -> Verdict:
 
 def check_source(code: str | None) -> Verdict | None:
     """Extract, parse and imports: what can be said without running anything."""
+    if code == CUT_OFF:
+        return _unread(
+            Reason.EXTRACT,
+            "The reply was cut off before its program ended; write a shorter one and close its "
+            "```python block.",
+        )
     if code is None:
         return _unread(
             Reason.EXTRACT,

@@ -50,7 +50,7 @@ def read_program(path: Path, kind: Kind | None = None) -> ProgramFile:
         problem = "The file holds zero bytes, so it is no Python text; save it as UTF-8."
         return _rejected(path, kind, Reason.PARSE, problem)
     fenced = path.suffix != ".py" and "```" in text
-    code = parsers.extract_code(text) if fenced else text
+    code = parsers.extract_code(text) if fenced else text or None
     return ProgramFile(path=path, kind=kind or kind_of(code or ""), code=code)
 
 

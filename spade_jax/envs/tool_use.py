@@ -42,7 +42,7 @@ class ToolUseBaseEnv:
         truncated = self.turn_count >= self.max_turns
         answer = parsers.answer(action)
         try:
-            calls = parsers.tool_calls(action)
+            calls = parsers.tool_calls(action, self.get_tools())
         except parsers.ToolCallError as error:
             return f"Error: {error}.", 0.0, False, truncated, {}
         results = [self.execute_tool(call.name, call.arguments) for call in calls]

@@ -12,6 +12,7 @@ from spade_jax.design import designer, prompts
 from spade_jax.design.corpus import Corpus
 from spade_jax.policy.conversation import Budget, stream
 from spade_jax.types import (
+    CUT_OFF,
     Design,
     DesignTask,
     Generation,
@@ -159,7 +160,7 @@ def test_replies_become_designs_in_order() -> None:
 def test_a_truncated_reply_has_no_code() -> None:
     """Even where it holds a complete block: the designer had not finished."""
     [d] = design(Script([(REPLY, StopReason.LENGTH)]))
-    assert (d.code, d.stop, d.reply) == (None, StopReason.LENGTH, REPLY)
+    assert (d.code, d.stop, d.reply) == (CUT_OFF, StopReason.LENGTH, REPLY)
 
 
 def test_a_prompt_without_room() -> None:

@@ -1,10 +1,10 @@
-"""Programs, boxed answers, tool calls and answers, read from replies; values worked out by hand."""
+"""Programs, boxed answers, answers and actions, read from replies; values worked out by hand."""
 
 import pytest
 
-from spade_jax.envs import parsers
-from spade_jax.envs.parsers import ToolCallError, answer, boxed, extract_code, parse_action
-from spade_jax.types import Kind
+from spade_jax.envs import checks, parsers
+from spade_jax.envs.parsers import answer, boxed, extract_code, parse_action
+from spade_jax.types import CUT_OFF, Kind, Reason
 
 ENV = "class AEnv:\n    pass\n"
 
@@ -44,10 +44,80 @@ def test_a_block_that_is_not_python_is_kept_for_the_parse_verdict() -> None:
 
 @pytest.mark.parametrize(
     "reply",
-    ["", ENV, "```python\n" + ENV, block("class A:\n    pass\n"), block(ENV, "json"), "```"],
+    ["", ENV, block("class A:\n    pass\n"), block(ENV, "json"), "```", "```json\n" + ENV],
 )
 def test_no_code(reply: str) -> None:
     assert extract_code(reply) is None
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "```python\n" + ENV,
+        "```\r\n" + ENV.replace("\n", "\r\n"),
+        "~~~py\n" + ENV + "```\n",
+        "```python\nimport random\n",
+        block("x = 1\n") + "```python\nimport",
+        "<think>Perhaps " + block(ENV),
+    ],
+)
+def test_code_that_is_cut_off(reply: str) -> None:
+    assert extract_code(reply) == CUT_OFF
+
+
+def test_the_verdicts_tell_cut_off_from_missing() -> None:
+    cut = checks.check_source(extract_code("```python\n" + ENV))
+    missing = checks.check_source(extract_code("No idea."))
+    assert cut.reason is missing.reason is Reason.EXTRACT
+    assert "was cut off" in cut.message and "holds no complete" in missing.message
+
+
+def test_a_complete_program_before_one_that_is_cut_off() -> None:
+    assert extract_code(block(ENV) + "Better:\n```python\nclass BEnv:\n") == ENV
+
+
+def test_programs_while_thinking_are_drafts() -> None:
+    draft = "```python\nclass DraftEnv:\n    x = ```\n"
+    assert extract_code(draft + "Hm.\n</think>\n\n" + block(ENV)) == ENV
+    assert extract_code("<think>" + block(ENV) + "No.</think>\nI give up.") is None
+    says = 'class AEnv:\n    text = "Think in <think></think> first."\n'
+    assert extract_code(block(says)) == says
+
+
+@pytest.mark.parametrize(
+    ("reply", "code"),
+    [
+        ("  ```python\n  class AEnv:\n      pass\n  ```", ENV),
+        ("```python\n\n    class AEnv:\n        pass\n```", "\n" + ENV),
+        ("~~~ python\n" + ENV + "~~~", ENV),
+        ("```python title=a.py\n" + ENV + "```", ENV),
+    ],
+)
+def test_code_however_it_is_set(reply: str, code: str) -> None:
+    assert extract_code(reply) == code
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "@final\nclass\tAEnv(Base, metaclass=M):\n  x = 1\n",
+        "if True:\n  class AEnv: x = 1\n",
+        "class A_2Env (B) :\n    pass\n",
+    ],
+)
+def test_classes_however_they_are_written(code: str) -> None:
+    assert extract_code(block(code) + block("class Envelope:\n    pass\n")) == code
+
+
+def test_quotes_that_open_no_docstring() -> None:
+    """Comments, escaped quotes and quotes inside a string leave the block's end where it is."""
+    code = "class AEnv:\n    # don't: \"\"\"\n    x = \"it's '''\"\n    y = '\\'\"\"\"'\n"
+    assert extract_code(block(code) + "So.\n" + block("print(1)\n")) == code
+
+
+def test_a_docstring_that_never_ends_is_left_to_the_parse_verdict() -> None:
+    code = 'class AEnv:\n    """Open\n'
+    assert extract_code(block(code) + "Text.\n") == code
 
 
 def test_longer_fence_holds_shorter_ones() -> None:
@@ -87,63 +157,6 @@ def test_boxed_survives_a_hundred_thousand_braces() -> None:
     assert boxed(r"\boxed{" + "{" * many + "}" * many + "}") == "{" * many + "}" * many
 
 
-def call(text: str) -> str:
-    return f"<tool_call>{text}</tool_call>"
-
-
-def read(text: str) -> list[tuple[str, dict]]:
-    return [(c.name, c.arguments) for c in parsers.tool_calls(text)]
-
-
-def test_calls_of_several_forms() -> None:
-    text = (
-        "Let me look. "
-        + call('\n{"name": "a", "arguments": {"x": 1}}\n{"name": "b.c-d", "parameters": {}}\n')
-        + call(r'{"name": "e", "arguments": "{\"y\": [1, null]}"}')
-    )
-    assert read(text) == [("a", {"x": 1}), ("b.c-d", {}), ("e", {"y": [1, None]})]
-
-
-def test_strings_may_hold_tags_braces_quotes_and_unicode() -> None:
-    value = '</tool_call> } { "q" é <tool_call>'
-    escaped = value.replace('"', '\\"')
-    assert read(call('{"name": "a", "arguments": {"x": "' + escaped + '"}}')) == [
-        ("a", {"x": value})
-    ]
-
-
-def test_calls_while_thinking_are_ignored() -> None:
-    good = call('{"name": "b", "arguments": {}}')
-    assert read("<think>" + call("nonsense") + "</think>" + good) == [("b", {})]
-    assert read(good + "<think>" + call("nonsense")) == [("b", {})]
-
-
-@pytest.mark.parametrize(
-    ("text", "problem", "position"),
-    [
-        ('<tool_call>{"name": "a", "argum', "cut off", 25),
-        ('<tool_call>{"name": "a", "arguments": {}}', "</tool_call> is missing", 41),
-        (call('{"name": "a", "arguments": {"x": 1, "x": 2}}'), "'x' appears twice", 11),
-        (call('{"name": "a", "arguments": {"x": NaN}}'), "NaN", 11),
-        (call('{"arguments": {}}'), '"name"', 11),
-        (call('{"name": "", "arguments": {}}'), '"name"', 11),
-        (call('{"name": "a"}'), '"arguments"', 11),
-        (call('{"name": "a", "arguments": {}, "parameters": {}}'), '"arguments"', 11),
-        (call('{"name": "a", "arguments": [1]}'), "JSON object", 11),
-        (call('{"name": "a", "arguments": "not json"}'), "not JSON", 11),
-        (call('["a"]'), "JSON object", 11),
-        (call(""), "empty", 11),
-        (call("{'name': 'a', 'arguments': {}}"), "not JSON", 12),
-        (call('{"name": "a", "arguments": ' + '{"x":' * 5000), "deeply", 11),
-    ],
-)
-def test_faulty_calls_are_typed_errors(text: str, problem: str, position: int) -> None:
-    with pytest.raises(ToolCallError, match=problem) as raised:
-        parsers.tool_calls(text)
-    assert raised.value.position == position
-    assert f"(character {position})" in str(raised.value)
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -153,10 +166,21 @@ def test_faulty_calls_are_typed_errors(text: str, problem: str, position: int) -
         ("<answer></answer>", None),
         ("<answer>open", None),
         ("<think><answer>a</answer></think>", None),
+        ("<answer>a</answer></think><answer>b</answer>", "b"),
+        ("<answer>a</answer> or </answer>", "a"),
+        ("</answer><answer>a", None),
     ],
 )
 def test_answer(text: str, value: str | None) -> None:
     assert answer(text) == value
+
+
+def test_what_a_call_holds_is_no_answer_and_no_thought() -> None:
+    call = '<tool_call>{"name": "a", "arguments": {"x": "<answer>1</answer></think><think>"}}'
+    call += "</tool_call>"
+    assert answer(call) is None
+    assert answer(f"<answer>2</answer>{call}") == "2"
+    assert parse_action(Kind.TOOL_USE, f"hm</think> {call} ") == call
 
 
 def test_action_of_a_game_is_the_boxed_text() -> None:

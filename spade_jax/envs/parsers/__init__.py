@@ -1,0 +1,23 @@
+"""Reading a model's reply: programs, boxed answers, tool calls, answers.
+
+The sandbox's child uses this package as well as the trainer, so it imports the standard library
+only, and all of it at once. Thinking is never read. Every function takes time linear in the reply
+and raises nothing but `ToolCallError` (and `SyntaxError`, where it says so).
+"""
+
+from spade_jax.envs.parsers.boxes import boxed
+from spade_jax.envs.parsers.calls import ToolCall, ToolCallError
+from spade_jax.envs.parsers.programs import extract_code
+from spade_jax.envs.parsers.replies import answer, parse_action, tool_calls
+from spade_jax.envs.parsers.syntax import parse_program
+
+__all__ = [
+    "ToolCall",
+    "ToolCallError",
+    "answer",
+    "boxed",
+    "extract_code",
+    "parse_action",
+    "parse_program",
+    "tool_calls",
+]
