@@ -1,5 +1,7 @@
 """Programs that tests run in the sandbox: a good one of each kind, and ways to make bad ones."""
 
+import textwrap
+
 SUM = """
 import random
 
@@ -88,7 +90,8 @@ class ChainEnv(ToolUseBaseEnv):
 
 
 def game(*, top: str = "", init: str = "pass", reset: str = "pass", step: str = "pass") -> str:
-    """A game with one statement put in at import, in the constructor, in reset or in step."""
+    """A game with statements put in at import, in the constructor, in reset or in step."""
+    init, reset, step = (textwrap.indent(text, " " * 8).lstrip() for text in (init, reset, step))
     return f"""
 import random
 {top}
