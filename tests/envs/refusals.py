@@ -255,12 +255,9 @@ READING = (
     _no("attributes of a host file", "return os.listxattr(FILE)", ""),
     _no(
         "a library",
-        "import _ctypes\nreturn ctypes.CDLL(_ctypes.__file__.replace('_ctypes.', '_elementtree.'))",
-        "",
+        "import _ctypes\nreturn ctypes.CDLL(_ctypes.__file__.replace('_ctypes.', '_codecs_hk.'))",
     ),
-    _no(
-        "a native module", "import _elementtree\nreturn str(_elementtree)", raises=("ImportError",)
-    ),
+    _no("a native module", "import _codecs_hk\nreturn str(_codecs_hk)", raises=("ImportError",)),
     _no("jax", "import jax\nreturn jax.__version__", "", raises=("ImportError",)),
     _no(
         "secrets in its memory",

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -196,7 +197,7 @@ def interpreter(candidates: Sequence[str], path: str) -> str | None:
 
 
 @pytest.mark.slow
-def test_as_an_ordinary_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_as_an_ordinary_user() -> None:
     """This whole file once more, when root runs it."""
     if os.getuid() != 0:
         pytest.skip("only root can become another user")
@@ -205,23 +206,21 @@ def test_as_an_ordinary_user(tmp_path_factory: pytest.TempPathFactory) -> None:
     python = interpreter([sys.executable, f"/usr/bin/python{version}"], path)
     if python is None:
         pytest.skip(f"no Python {version} that uid {NOBODY} can run, with this project, was found")
-    folder = tmp_path_factory.mktemp("nobody")
-    for parent in (folder.parent, folder.parent.parent):
-        parent.chmod(0o711)
-    os.chown(folder, NOBODY, NOBODY)
-    done = subprocess.run(
-        [
-            *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs"),
-            *("-m", "slow or not slow", f"--basetemp={folder / 'base'}", __file__),
-        ],
-        **{"user": NOBODY, "group": NOBODY, "extra_groups": []},
-        env={
-            **{"PYTHONPATH": path, "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
-            "TMPDIR": str(folder),
-        },
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        os.chown(folder, NOBODY, NOBODY)
+        done = subprocess.run(
+            [
+                *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"),
+                *("-m", "slow or not slow", __file__),
+            ],
+            **{"user": NOBODY, "group": NOBODY, "extra_groups": []},
+            env={
+                **{"PYTHONPATH": path, "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
+                "TMPDIR": folder,
+            },
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

@@ -50,6 +50,7 @@ def test_good_instances_go_on_beside_spinning_ones() -> None:
             assert seen == [StepResult(observation="got y")] * 16
         assert answers == []
         box.close_instances(spinning)
+        box.poll(0)
         assert [answer.kind for answer in answers] == [FailureKind.CRASH] * 32
 
 
@@ -117,6 +118,40 @@ def test_namespaces_forbidden(find_tool: Callable[[str], str]) -> None:
     told = in_another_process(script, *shell).splitlines()
     assert told[0] in ("go B", "go C")
     assert len(told[1]) > 5
+
+
+# Starts the program of its arguments where the kernel seems to have no Landlock.
+WITHOUT_LANDLOCK = """
+import ctypes, errno, os, struct, sys
+from spade_jax.envs import seccomp
+code = [(0x20, 0, 0, 0), (0x35, 0, 2, 444), (0x35, 1, 0, 447), (0x06, 0, 0, 0x50000 | errno.ENOSYS)]
+packed = seccomp.pack([*code, (0x06, 0, 0, 0x7FFF0000)])
+buffer = ctypes.create_string_buffer(packed, len(packed))
+header = struct.pack("@HxxxxxxQ", len(packed) // 8, ctypes.addressof(buffer))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, header) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_landlock_absent() -> None:
+    """Namespaces hold without it; without both, nothing but the filter does."""
+    script = """
+    for tier in (None, Tier.B):
+        box = Sandbox(step_seconds=30.0, tier=tier)
+        try:
+            one = box.open(game(step="observation = open('/etc/passwd').read(9)"), Kind.GAME)
+            box.exchange([(one, Reset(1))])
+            [failure] = box.exchange([(one, Step("x"))])
+            print(box.confinement.tier, box.confinement.missing["Landlock"], failure.kind)
+        except UsageError as error:
+            print(error)
+        box.close()
+    """
+    first, second = in_another_process(script, sys.executable, "-c", WITHOUT_LANDLOCK).splitlines()
+    assert first in (f"{tier} the kernel does not have it error" for tier in (Tier.A, Tier.C))
+    assert "cannot give tier B" in second
 
 
 @pytest.mark.parametrize("tier", [Tier.B, Tier.C])

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -24,9 +23,9 @@ from spade_jax.envs.sandbox import (
 )
 from spade_jax.types import Failure, FailureKind, Kind, StepResult
 from tests.envs.programs import CHAIN, SEARCH, SUM, game
+from tests.envs.witness import PATIENCE, descendants, wait_for_end
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 30.0  # how long a test waits for what must happen, before it fails
 
 
 @pytest.fixture(scope="module")
@@ -41,41 +40,11 @@ def hasty() -> Iterator[Sandbox]:
         yield box
 
 
-def descendants(root: int) -> set[int]:
-    """Every live process below `root`."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            except OSError:
-                continue
-            if state != "Z":
-                parents[int(entry.name)] = int(parent)
-    found, frontier = set(), {root}
-    while frontier:
-        frontier = {pid for pid, parent in parents.items() if parent in frontier} - found
-        found |= frontier
-    return found
-
-
 @pytest.fixture
 def started() -> Callable[[], set[int]]:
     """The processes below this one that the test has started."""
     before = descendants(os.getpid())
     return lambda: descendants(os.getpid()) - before
-
-
-def wait_for_end(pid: int) -> bool:
-    """Whether a process that is no child of ours ends."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], PATIENCE)[0])
-    finally:
-        os.close(descriptor)
 
 
 def ask(box: Sandbox, instance: Instance, call: object) -> object:
@@ -181,22 +150,6 @@ def test_endless_loops_are_cut(hasty: Sandbox, phase: str) -> None:
     assert "0.2 s" in failure.message
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "while True: pass\n" + SUM,
-        game(step="import time; time.sleep(1e6)"),
-        game(top="import signal", step="signal.signal(15, signal.SIG_IGN); exec('while 1: pass')"),
-        game(step="exec('while 1:\\n try:\\n  1/0\\n except BaseException: pass')"),
-        game(step="import re; re.match('(a+)+b', 'a' * 60)"),
-        game(step="raise type('E', (Exception,), {'__str__': lambda s: exec('while 1: pass')})()"),
-        game(step="import os; os.write(3, b'\\0\\0'); exec('while 1: pass')"),
-    ],
-)
-def test_hangs_of_many_kinds(hasty: Sandbox, code: str) -> None:
-    assert fail(hasty, code).kind is FailureKind.TIMEOUT
-
-
 def test_hangs_do_not_hold_up_others(hasty: Sandbox) -> None:
     hung = [hasty.open(game(reset="exec('while 1: pass')"), Kind.GAME) for _ in range(3)]
     good = [hasty.open(game(), Kind.GAME) for _ in range(3)]
@@ -212,43 +165,10 @@ def test_cpu_time_is_limited() -> None:
     assert "1 s of CPU" in failure.message
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "exec('kept = []\\nwhile 1: kept.append(bytes(1 << 20))')",
-        "bytes(1 << 30)",
-        "'x' * (1 << 30)",
-        "1 << (1 << 33)",
-        "import numpy; numpy.ones(1 << 28)",
-    ],
-)
-def test_memory_is_limited(sandbox: Sandbox, statement: str) -> None:
-    failure = fail(sandbox, game(step=statement))
-    assert (failure.phase, failure.kind) in [
-        ("step", FailureKind.MEMORY),
-        ("step", FailureKind.ERROR),  # numpy's error is a MemoryError of its own kind
-    ]
-    assert "memory" in failure.message.lower()
-
-
-@pytest.mark.parametrize(
-    ("statement", "message"),
-    [
-        ("1 / 0", "ZeroDivisionError: division by zero (line 15)"),
-        ("import sys; sys.exit(0)", "SystemExit: 0 (line 15)"),
-        ("raise KeyboardInterrupt('stop')", "KeyboardInterrupt: stop (line 15)"),
-        ("raise ValueError('x' * 10**6)", "ValueError: xxx"),
-        ("raise ValueError('\\ud800')", "ValueError: ? (line 15)"),
-        ("raise type('E', (Exception,), {'__str__': lambda s: 1 / 0})()", "E: (its text cannot"),
-        ("f = lambda: f(); f()", "RecursionError: "),
-        ("input()", "EOFError"),
-    ],
-)
-def test_exceptions_say_type_text_and_line(sandbox: Sandbox, statement: str, message: str) -> None:
-    failure = fail(sandbox, game(step=statement))
+def test_exceptions_say_their_line(sandbox: Sandbox) -> None:
+    failure = fail(sandbox, game(step="1 / 0"))
     assert (failure.phase, failure.kind) == ("step", FailureKind.ERROR)
-    assert message in failure.message
-    assert len(failure.message) <= 2000
+    assert failure.message == "ZeroDivisionError: division by zero (line 15)"
 
 
 def test_syntax_errors_say_their_line(sandbox: Sandbox) -> None:
@@ -257,68 +177,10 @@ def test_syntax_errors_say_their_line(sandbox: Sandbox) -> None:
     assert "SyntaxError" in failure.message and "(line 3)" in failure.message
 
 
-@pytest.mark.parametrize(
-    ("code", "phase"),
-    [
-        ("x = 1", "construct"),
-        ("class AEnv:\n    def reset(self, seed=None):\n        return 'go', {}\n", "construct"),
-        (game(reset="return None, {}"), "reset"),
-        (game(reset="return 'x' * 1001, {}"), "reset"),
-        (game(reset="return '', {}"), "reset"),
-        (game(step="reward = float('nan')"), "step"),
-        (game(step="reward = 10**400"), "step"),
-        (game(step="reward = '1'"), "step"),
-        (game(step="observation = None"), "step"),
-        (game(step="return observation, 1.0, True, {}"), "step"),
-        (game(step="return None"), "step"),
-        (game(step="yield"), "step"),
-    ],
-)
-def test_breaches_of_the_contract(sandbox: Sandbox, code: str, phase: str) -> None:
-    failure = fail(sandbox, code)
-    assert (failure.phase, failure.kind) == (phase, FailureKind.CONTRACT)
-
-
 def test_tool_use_needs_its_base(sandbox: Sandbox) -> None:
     failure = fail(sandbox, SUM, Kind.TOOL_USE)
     assert (failure.kind, failure.phase) == (FailureKind.CONTRACT, "construct")
     assert "ToolUseBaseEnv" in failure.message
-
-
-@pytest.mark.parametrize(
-    ("statement", "told"),
-    [
-        ("import os; os._exit(0)", "status 0"),
-        ("import os; os._exit(3)", "status 3"),
-        ("import os; os.abort()", "ended by signal"),
-        ("import ctypes; ctypes.string_at(0)", "signal 11"),
-        ("import os; os.close(3)", ""),  # killed or gone by itself, whichever is first
-    ],
-)
-def test_crashes_are_never_success(sandbox: Sandbox, statement: str, told: str) -> None:
-    failure = fail(sandbox, game(step=statement))
-    assert (failure.phase, failure.kind) == ("step", FailureKind.CRASH)
-    assert told in failure.message
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "os.write(3, b'garbage' * 100)",
-        "os.write(3, b'\\xff\\xff\\xff\\xff\\0\\0\\0\\2')",
-        "os.write(3, b'\\0\\0\\0\\1\\0\\0\\0\\2\\xc1')",
-        "os.write(3, wire.frame(2, wire.encode(wire.Loaded())))",
-        "os.write(3, wire.frame(1, wire.encode(wire.Observed('forged', 1.0, True, False))))",
-        "os.write(3, wire.frame(2, wire.encode(wire.Observed('x', float('nan'), True, False))))",
-        "os.write(3, wire.frame(2, wire.encode(wire.Observed('x', 11.0, True, False))))",
-        "os.write(3, wire.frame(2, wire.encode(wire.Observed('x' * 1001, 1.0, True, False))))",
-        "os.write(3, 2 * wire.frame(2, wire.encode(wire.Observed('x', 1.0, True, False))))",
-        "[os.write(3, bytes(1 << 16)) for _ in range(1 << 20)]",
-    ],
-)
-def test_forged_bytes_kill_the_instance(sandbox: Sandbox, statement: str) -> None:
-    failure = fail(sandbox, game(top="import os; from spade_jax.envs import wire", step=statement))
-    assert (failure.phase, failure.kind) == ("step", FailureKind.PROTOCOL)
 
 
 def test_speaking_without_being_asked(sandbox: Sandbox) -> None:
@@ -368,14 +230,6 @@ def test_the_first_of_what_is_printed_is_kept(sandbox: Sandbox) -> None:
     assert ask(sandbox, flood, Step("x")).kind is FailureKind.ERROR
     assert flood.output == ("y" * 99 + "\n") * 81 + "y" * 92
     sandbox.close_instances([one])
-
-
-def test_the_environment_of_the_host_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPADE_SECRET", "hidden")
-    with Sandbox() as box:
-        one = box.open(game(step="import os; observation = str(dict(os.environ))"), Kind.GAME)
-        ask(box, one, Reset(1))
-        assert "SPADE_SECRET" not in ask(box, one, Step("x")).observation
 
 
 def test_calls_are_awaited(sandbox: Sandbox) -> None:

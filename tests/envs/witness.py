@@ -27,11 +27,11 @@ def descendants(root: int) -> set[int]:
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
             try:
-                stat = Path("/proc", entry, "stat").read_text()
+                with open(f"/proc/{entry}/stat", "rb", buffering=0) as file:
+                    state, parent = file.read().rpartition(b")")[2].split(maxsplit=2)[:2]
             except OSError:
                 continue
-            state, parent = stat.rpartition(")")[2].split()[:2]
-            if state != "Z":
+            if state != b"Z":
                 parents[int(entry)] = int(parent)
     found, frontier = set(), {root}
     while frontier:
