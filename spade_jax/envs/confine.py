@@ -160,6 +160,7 @@ class Confinement:
         """A root on a tmpfs that holds Python's folders, all of it read-only."""
         _, pivot_root = _CALLS[seccomp.machine() or "x86_64"]
         here = _NEW_ROOT.encode()
+        self._check(self.libc.sethostname(b"environment", 11))
         self._mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE)
         self._mount(b"tmpfs", here, b"tmpfs", _NO_SUID | _NO_DEV, b"mode=755,size=1m")
         for folder in self._folders:

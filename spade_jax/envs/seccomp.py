@@ -27,7 +27,7 @@ _TIME = (
 _SIGNALS = "restart_syscall rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack"
 _SELF = (
     "exit exit_group futex getegid geteuid getgid getpid getppid getrandom gettid getuid rseq "
-    "sched_getaffinity set_robust_list sysinfo uname"
+    "sched_getaffinity set_robust_list uname"
 )
 _READING = "close fstat lseek pread64 read readv"
 _ALLOWED = " ".join((_READING, _MEMORY, _TIME, _SIGNALS, _SELF)).split()
@@ -61,7 +61,7 @@ NUMBERS: Mapping[str, Mapping[str, int]] = {
         **{"mremap": 25, "madvise": 28, "pause": 34, "nanosleep": 35, "getitimer": 36},
         **{"alarm": 37, "setitimer": 38, "getpid": 39, "clone": 56, "fork": 57, "vfork": 58},
         **{"exit": 60, "uname": 63, "fcntl": 72, "getdents": 78, "getcwd": 79, "readlink": 89},
-        **{"gettimeofday": 96, "getrusage": 98, "sysinfo": 99, "times": 100, "getuid": 102},
+        **{"gettimeofday": 96, "getrusage": 98, "times": 100, "getuid": 102},
         **{"getgid": 104, "geteuid": 107, "getegid": 108, "getppid": 110, "sigaltstack": 131},
         **{"gettid": 186, "time": 201, "futex": 202, "sched_getaffinity": 204},
         **{"getdents64": 217, "restart_syscall": 219, "clock_gettime": 228, "clock_getres": 229},
@@ -80,7 +80,12 @@ NUMBERS: Mapping[str, Mapping[str, int]] = {
         **{"restart_syscall": 128, "sigaltstack": 132, "rt_sigaction": 134},
         **{"rt_sigprocmask": 135, "rt_sigreturn": 139, "times": 153, "uname": 160},
         **{"getrusage": 165, "gettimeofday": 169, "getpid": 172, "getppid": 173, "getuid": 174},
-        **{"geteuid": 175, "getgid": 176, "getegid": 177, "gettid": 178, "sysinfo": 179},
+        **{
+            "geteuid": 175,
+            "getgid": 176,
+            "getegid": 177,
+            "gettid": 178,
+        },
         **{"brk": 214, "munmap": 215, "mremap": 216, "clone": 220, "mmap": 222},
         **{"mprotect": 226, "madvise": 233, "getrandom": 278, "statx": 291, "rseq": 293},
         **{"clone3": 435, "openat2": 437, "faccessat2": 439},

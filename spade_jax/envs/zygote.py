@@ -153,6 +153,7 @@ def _preload(modules: tuple[str, ...]) -> Callable[[], None]:
             importlib.import_module(name)
     if "math_verify" in sys.modules:
         _warm_up_math()
+    sys.argv[:] = sys.orig_argv[:] = ["environment"]  # they name folders of the host
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace", line_buffering=True)
     return serve

@@ -179,6 +179,7 @@ _OPEN_AT = "return os.read(os.open('etc/passwd', os.O_RDONLY, dir_fd=fd), 99)"
 _UP = "os.path.dirname(os.__file__) + '/..' * 20"
 
 READING = (
+    _no("the load of the machine", "return os.getloadavg()"),
     _no("a host file", "return open(FILE).read()"),
     _no("a host file by a link", "return open(FOLDER + '/link').read()"),
     _no("a host file by numpy", "import numpy\nreturn numpy.fromfile(FILE, dtype='u1')[:9]"),
