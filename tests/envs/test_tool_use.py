@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from spade_jax.envs.tool_use import ToolUseBaseEnv, normal_answer
+from spade_jax.envs.tool_use import ToolUseBaseEnv, normal_answer, same_answer
 
 
 class ShopEnv(ToolUseBaseEnv):
@@ -110,12 +110,157 @@ def test_schemas_come_from_signatures(shop: ShopEnv) -> None:
     assert shop.get_tools() == [{"type": "function"}]
 
 
+def test_declared_tools_are_completed_from_their_methods(shop: ShopEnv) -> None:
+    integer = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    shop._tools = {"boss": {"description": "Who leads."}, "add": {"parameters": integer}, "x": "X"}
+    boss, add, other = [tool["function"] for tool in shop.get_tools()]
+    assert boss["description"] == "Who leads." and boss["parameters"]["required"] == ["name"]
+    assert (add["description"], add["parameters"]) == ("", integer)
+    assert (other["name"], other["description"]) == ("x", "X")
+
+
+class DeclaredEnv(ToolUseBaseEnv):
+    def __init__(self, max_turns=7):
+        super().__init__(max_turns=max_turns)
+
+    def reset(self, seed=None):
+        kinds = {"path": {"type": "string"}, "how": {"type": "string", "enum": ["a", "b"]}}
+        self._tools = {
+            "cut": {
+                "description": "Cut a file.",
+                "parameters": {"type": "object", "properties": kinds, "required": ["path"]},
+            }
+        }
+        self.said = seed
+        return ("Go." if seed is None else "Use cut."), {"seed": seed}
+
+    def tool_cut(self, path, how="a"):
+        return path[:1]
+
+
+class ReusingEnv(DeclaredEnv):
+    def reset(self, seed=None):
+        return super().reset(seed)
+
+
+def test_declared_tools_are_told_once_in_the_first_observation() -> None:
+    listed = "Go.\n\nTools:\n- cut(path: string, how?: string of ['a', 'b']): Cut a file."
+    assert DeclaredEnv().reset() == (listed, {"seed": None})
+    assert ReusingEnv().reset() == (listed, {"seed": None})
+    assert DeclaredEnv().reset(3) == ("Use cut.", {"seed": 3})
+    assert DeclaredEnv().max_turns == 7 and DeclaredEnv(3).max_turns == 3
+    assert ToolUseBaseEnv().solution() is None
+
+
+def test_long_results_keep_their_end(shop: ShopEnv) -> None:
+    shop.tool_long = lambda: "a" * 5000 + "next"
+    result = shop.execute_tool("long", {})
+    assert result.startswith("aaa") and result.endswith("anext") and len(result) <= 2000
+    observation = shop.step(call("long") * 9)[0]
+    assert observation.endswith("anext") and len(observation) <= 6000
+
+
+# -- a user who asks for one thing after another ----------------------------------------------
+
+
+class ErrandsEnv(ToolUseBaseEnv):
+    def reset(self, seed=None):
+        self._state = {"at": "home", "bag": []}
+        self._user_messages = ["Go to the shop.", "Buy an egg.", "Say hello."]
+        self._message_criteria = [lambda s: s["at"] == "shop", lambda s: "egg" in s["bag"], None]
+        self._current_msg = 0
+        return self._user_messages[0], {}
+
+    def tool_go(self, to):
+        self._state["at"] = to
+        return f"At {to}."
+
+    def tool_buy(self, what):
+        self._state["bag"].append(what)
+        return "Bought."
+
+
+@pytest.fixture
+def errands() -> ErrandsEnv:
+    env = ErrandsEnv()
+    env.reset()
+    return env
+
+
+def test_the_next_message_follows_when_one_is_done(errands: ErrandsEnv) -> None:
+    assert errands.step(call("buy", what="tea"))[0] == "Bought."
+    assert errands.step(call("go", to="shop"))[0] == "At shop.\n\nUser: Buy an egg."
+    assert errands.step(call("buy", what="egg"))[:3] == ("Bought.\n\nUser: Say hello.", 0.0, False)
+    last = errands.step(call("go", to="home"))
+    assert last == ("At home.\n\nAll requests are done.", 1.0, True, False, {})
+
+
+def test_an_answer_counts_after_all_messages(errands: ErrandsEnv) -> None:
+    errands._expected_answer = "done"
+    assert errands.step("<answer>done</answer>")[1:3] == (0.0, True)
+    reply = call("go", to="shop") + call("buy", what="egg") + call("go", to="home")
+    observation, reward, terminated, *_ = errands.step(reply)
+    assert observation.endswith("All requests are done. Give your <answer> now.")
+    assert (reward, terminated) == (0.0, False)
+    assert not errands._check_answer("no") and errands._check_answer("Done.")
+    assert errands._advance_if_done() == ""
+    assert errands.step("<answer>done</answer>") == ("Done.", 1.0, True, False, {})
+    free = ErrandsEnv()
+    free.reset()
+    assert free.step(reply + "<answer>anything</answer>")[1:3] == (1.0, True)
+
+
+def test_a_criterion_that_raises_is_never_met_and_is_shown(errands: ErrandsEnv) -> None:
+    errands._message_criteria[0] = lambda s: s["where"] == "shop"
+    observation, _, terminated, *_ = errands.step(call("go", to="shop"))
+    assert observation == "At shop.\nError: the criterion of message 1 raised KeyError: 'where'"
+    assert not terminated and errands._current_msg == 0
+
+
+class OwnErrandsEnv(ErrandsEnv):
+    """Tools say themselves how things go on, as the published environments do."""
+
+    def _advance_if_done(self):
+        if self._current_msg < len(self._user_messages) and self._message_criteria[
+            self._current_msg
+        ](self._state):
+            self._current_msg += 1
+            return f" [{self._current_msg}]"
+        return ""
+
+    def _check_answer(self, answer):
+        return answer == "done" and self._current_msg == 2
+
+    def reset(self, seed=None):
+        observation, info = super().reset(seed)
+        del self._user_messages[2:], self._message_criteria[2:]
+        self._expected_answer = "done"
+        return observation, info
+
+    def tool_go(self, to):
+        return super().tool_go(to) + self._advance_if_done()
+
+
+def test_tools_that_advance_themselves_advance_once() -> None:
+    env = OwnErrandsEnv()
+    env.reset()
+    env._state["bag"].append("egg")  # the second message is done before it is asked
+    assert env.step(call("go", to="shop"))[0] == "At shop. [1]"
+    assert env.step(call("buy", what="tea"))[:3] == ("Bought. [2]", 0.0, False)
+    assert env.step("<answer>done</answer>")[1:3] == (1.0, True)
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [("1,200", "1200.0"), (" New  York. ", "new york"), ('"3"', "3"), ("-0.50", "-.5")],
 )
 def test_equal_answers(one: str, other: str) -> None:
     assert normal_answer(one) == normal_answer(other)
+
+
+def test_numbers_agree_to_a_hundredth() -> None:
+    assert same_answer("3.14159", "3.14") and same_answer("1,200", "1200.004")
+    assert not same_answer("3.16", "3.14") and not same_answer("12", "13")
 
 
 def test_different_answers() -> None:

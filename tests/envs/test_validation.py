@@ -163,6 +163,40 @@ def test_a_tool_environment_needs_its_base(sandbox: Sandbox) -> None:
     assert "ToolUseBaseEnv" in verdict.message
 
 
+ERRANDS = """
+import random
+
+
+class ErrandsEnv(ToolUseBaseEnv):
+    def reset(self, seed=None):
+        places = [f"room{n}" for n in random.Random(seed).sample(range(100, 999), 3)]
+        self.places = places
+        self._state = {"seen": []}
+        self._tools = {"go": {"description": "Go to a room."}}
+        self._user_messages = [f"Go to {place}." for place in places]
+        self._message_criteria = [lambda s, p=place: s["seen"][-1] == p for place in places]
+        self._expected_answer = "done"
+        return self._user_messages[0], {}
+
+    def tool_go(self, to: str):
+        self._state["seen"].append(to)
+        return f"You are in {to}."
+
+    def solution(self):
+        steps = " ".join(f"{n}. go(to='{p}')" for n, p in enumerate(self.places, 1))
+        return steps + " ANSWER: done"
+"""
+
+
+def test_a_user_with_several_messages(sandbox: Sandbox) -> None:
+    verdict = judge(sandbox, ERRANDS, Kind.TOOL_USE)
+    assert verdict.accepted, verdict
+    assert verdict.measures.solution == verdict.measures.changes == 1.0
+    broken = judge(sandbox, change(ERRANDS, ('s["seen"]', 's["been"]')), Kind.TOOL_USE)
+    assert broken.reason is Reason.SOLVABLE
+    assert "the criterion of message 1 raised KeyError: 'been'" in broken.message
+
+
 def test_a_program_may_bring_its_own_base(sandbox: Sandbox) -> None:
     guard = "try:\n    from tools import ToolUseBaseEnv\nexcept ImportError:\n    {}\n"
     assert judge(sandbox, guard.format("pass") + CHAIN, Kind.TOOL_USE).accepted
