@@ -39,7 +39,9 @@ setup(
     extras_require={
         "tpu": ["jax[tpu]>=0.10"],
         "gpu": ["jax[cuda13]>=0.10"],
+        "gym": ["gymnasium>=1.0"],
         "test": [
+            "gymnasium>=1.0",
             "hypothesis>=6.150",
             "ipykernel>=7.0",
             "math-verify>=0.9",

@@ -151,17 +151,20 @@ def test_no_module_for_leftovers(path: Path) -> None:
     assert not parts & {"utils", "common", "helpers", "misc"}
 
 
-def requirements(keyword: str) -> set[str]:
-    """Names in install_requires, or in all of extras_require but test, of setup.py; lower case."""
+OPTIONAL = ("gym", "math")  # extras for what a single module needs
+
+
+def requirements(*groups: str) -> set[str]:
+    """Names, lower case, of what setup.py requires, or of those extras."""
+    found: list[str] = []
     for node in ast.walk(tree(ROOT / "setup.py")):
-        if isinstance(node, ast.keyword) and node.arg == keyword:
-            listed = ast.literal_eval(node.value)
-            if isinstance(listed, dict):
-                listed = [
-                    text for name, texts in listed.items() if name != "test" for text in texts
-                ]
-            return {re.split(r"[>=\[]", text)[0].lower() for text in listed}
-    raise AssertionError(f"setup.py has no {keyword}")
+        if isinstance(node, ast.keyword) and node.arg == "install_requires" and not groups:
+            found += ast.literal_eval(node.value)
+        elif isinstance(node, ast.keyword) and node.arg == "extras_require":
+            extras = ast.literal_eval(node.value)
+            found += [text for group in groups for text in extras[group]]
+    assert found, f"setup.py lists nothing for {groups or 'install_requires'}"
+    return {re.split(r"[>=\[]", text)[0].lower() for text in found}
 
 
 def test_dependencies_are_those_imported() -> None:
@@ -169,9 +172,8 @@ def test_dependencies_are_those_imported() -> None:
     roots -= sys.stdlib_module_names | {"spade_jax"}
     distributions = packages_distributions()
     imported = {distributions[root][0].lower().replace("_", "-") for root in roots}
-    always = requirements("install_requires")
-    assert imported >= always, "setup.py must list no more than what the package imports"
-    assert imported <= always | requirements("extras_require"), "setup.py must list all of it"
+    wanted = requirements() | requirements(*OPTIONAL)
+    assert imported == wanted, "setup.py must list what the package imports, no more"
 
 
 def test_everything_in_the_package_is_shipped() -> None:
