@@ -222,7 +222,7 @@ def _listing_tools(reset: Callable[..., Any]) -> Callable[..., Any]:
         observation = result[0] if isinstance(result, tuple) and result else result
         if not self._tools or not isinstance(observation, str):
             return result
-        tools = [tool.get("function", tool) for tool in self.get_tools()]
+        tools = [tool.get("function") or tool for tool in self.get_tools()]
         if all(str(tool.get("name")) in observation for tool in tools):
             return result
         observation = "\n".join([observation, "", "Tools:", *map(_line, tools)])
@@ -231,12 +231,17 @@ def _listing_tools(reset: Callable[..., Any]) -> Callable[..., Any]:
     return listed
 
 
+def _dict(value: Any) -> dict[str, Any]:
+    """The value where it is a dict; programs write schemas with all kinds of slips."""
+    return value if isinstance(value, dict) else {}
+
+
 def _line(tool: dict[str, Any]) -> str:
     """A tool in one line: its call with the types of its arguments, and what it does."""
-    parameters = tool.get("parameters") or {}
-    required = parameters.get("required", ())
+    parameters = _dict(tool.get("parameters"))
+    required = parameters.get("required") or ()
     arguments = []
-    for name, written in parameters.get("properties", {}).items():
+    for name, written in _dict(parameters.get("properties")).items():
         written = written if isinstance(written, dict) else {"type": written}
         optional = "" if name in required else "?"
         choice = f" of {written['enum']}" if "enum" in written else ""

@@ -152,6 +152,28 @@ def test_declared_tools_are_told_once_in_the_first_observation() -> None:
     assert ToolUseBaseEnv().solution() is None
 
 
+@pytest.mark.parametrize(
+    "tools",
+    [
+        {"cut": "Cut."},
+        {"cut": {"description": 3, "parameters": {"path": "string"}}},
+        {"cut": {"parameters": {"properties": {"path": "string"}, "required": None}}},
+        [{"type": "function"}, "cut"],
+        [{"function": None}],
+        [{"name": "cut", "parameters": {"properties": ["path"]}}],
+    ],
+)
+def test_badly_declared_tools_still_work(tools: object) -> None:
+    class SlippedEnv(DeclaredEnv):
+        def reset(self, seed=None):
+            self._tools = tools
+            return "Go.", {}
+
+    env = SlippedEnv()
+    assert env.reset()[0].startswith("Go.")
+    assert env.step(call("cut", path="abc"))[0] == "a"
+
+
 def test_long_results_keep_their_end(shop: ShopEnv) -> None:
     shop.tool_long = lambda: "a" * 5000 + "next"
     result = shop.execute_tool("long", {})
