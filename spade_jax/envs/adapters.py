@@ -134,7 +134,7 @@ def adapt(name: str, **options: Any) -> Adapted:
     _check_literals(name, options)
     written = {key: repr(value) for key, value in values.items()}
     code = string.Template(template.lstrip()).substitute(written, options=repr(options))
-    return Adapted(code=code, modules=(module,))
+    return Adapted(code=code, modules=("numpy", module))  # numpy loads parts of itself late
 
 
 def _check_installed(module: str) -> None:

@@ -59,7 +59,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_anything_of_gymnasiums_form(fakes: None) -> None:
     adapted = adapt("counting:Counter", plus=4)
-    assert (adapted.modules, adapted.kind) == (("counting",), Kind.GAME)
+    assert (adapted.modules, adapted.kind) == (("numpy", "counting"), Kind.GAME)
     env = start(adapted)
     assert contract.reset_result(env.reset(seed=3), CAP).observation == "What is 3 and 4?"
     result = step(env, "7")
