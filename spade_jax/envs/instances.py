@@ -57,8 +57,9 @@ class Broken(Exception):
 class Instance:
     """One environment process, started at its first call. Dead after its first failure.
 
-    `code`, `kind`, `trusted`, `running`, `failure` and `output` are for everyone; the rest is the
-    sandbox's.
+    `code`, `kind`, `trusted`, `running`, `failure` and `output` are for everyone, and once it has
+    ended `cpu_seconds` and `memory_mb`, what it used of both (memory at its peak, the interpreter
+    included); the rest is the sandbox's.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class Instance:
         self.kind = kind
         self.trusted = trusted
         self.failure: Failure | None = None
+        self.cpu_seconds: float | None = None
+        self.memory_mb: float | None = None
         self.served_by = (hash_seed, modules)
         self.server: ForkServer | None = None
         self.channel: socket.socket | None = None

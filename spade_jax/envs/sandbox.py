@@ -334,8 +334,10 @@ class Sandbox:
             for instance, exited in zip(mine, exits or [None] * len(mine), strict=True):
                 self._disconnect(instance)
                 failure = instance.failure or self._post_mortem(instance, exited)
-                cpu = None if exited is None else exited.cpu_seconds
-                instance.failure = dataclasses.replace(failure, cpu_seconds=cpu)
+                if exited is not None:
+                    instance.cpu_seconds = exited.cpu_seconds
+                    instance.memory_mb = exited.memory_mb
+                instance.failure = dataclasses.replace(failure, cpu_seconds=instance.cpu_seconds)
             if exits is None:
                 self._bury(server)
 

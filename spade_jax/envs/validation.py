@@ -205,7 +205,7 @@ def _cost(
     instances: Sequence[Instance], name: str, over: Callable[[list[float]], float]
 ) -> float | None:
     """What the instances cost together, where the sandbox has measured it."""
-    costs = [getattr(instance, name, None) for instance in instances]
+    costs = [getattr(instance, name) for instance in instances]
     return None if None in costs else over(costs)
 
 

@@ -159,10 +159,11 @@ class Kill(_Message):
 
 
 class Exit(_Message):
-    """How an instance ended: wait status (None: it was never forked) and CPU seconds."""
+    """How an instance ended: wait status (None: it was never forked), CPU seconds, peak memory."""
 
     status: int | None
     cpu_seconds: float
+    memory_mb: float
 
 
 class Started(_Message):

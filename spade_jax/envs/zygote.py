@@ -104,10 +104,11 @@ class Zygote:
         exits = []
         for pid in pids:
             if pid is None:
-                exits.append(wire.Exit(None, 0.0))
+                exits.append(wire.Exit(None, 0.0, 0.0))
             else:
                 _, status, usage = os.wait4(pid, 0)
-                exits.append(wire.Exit(status, usage.ru_utime + usage.ru_stime))
+                seconds, memory = usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+                exits.append(wire.Exit(status, seconds, memory))
         return tuple(exits)
 
     def _fork(self, instance: int, fds: list[int]) -> None:

