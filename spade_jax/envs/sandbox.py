@@ -91,6 +91,7 @@ class Sandbox:
         self._waiting = {trusted: deque() for trusted in self._windows}
         self._starting = 0  # calls in `_waiting` that will start a process
         self._flights: dict[Instance, Flight] = {}
+        self._answered: deque[tuple[Done, Answer | Failure]] = deque()  # not yet given out
         self._flying = dict.fromkeys(self._windows, 0)
         self._next_deadline = math.inf  # no flight's deadline is earlier
         self._epoll = select.epoll()
@@ -166,11 +167,12 @@ class Sandbox:
         if instance.failure is not None:
             done(instance.failure)
             return
-        if not instance.running:
+        starts = not instance.running
+        if starts:
             self._check_room([instance])
             self._starting += 1
         instance.busy = True
-        self._waiting[instance.trusted].append((instance, call, done))
+        self._waiting[instance.trusted].append((instance, call, done, starts))
 
     def poll(self, timeout: float | None = None) -> None:
         """Start what may start, and take in what has come, waiting up to `timeout` seconds.
@@ -179,15 +181,18 @@ class Sandbox:
         """
         ended: dict[Instance, Failure | None] = {}
         self._launch(ended)
-        if not self._settle(ended) and self._flights:
+        self._settle(ended)
+        if self._flights and not self._answered:
             self._listen(timeout, ended)
             self._expire(ended)
             self._settle(ended)
+        self._deliver()
 
     def close_instances(self, instances: Iterable[Instance]) -> None:
         """Kill and reap these instances."""
         closed = Failure(phase="close", kind=FailureKind.CRASH, message="The instance was closed.")
         self._settle({instance: instance.failure or closed for instance in instances})
+        self._deliver()
 
     def close(self) -> None:
         """Kill everything this sandbox started."""
@@ -213,12 +218,10 @@ class Sandbox:
         """Send waiting calls as far as the windows allow, starting processes as need be."""
         for trusted, waiting in self._waiting.items():
             while waiting and self._flying[trusted] < self._windows[trusted]:
-                instance, call, done = waiting.popleft()
-                loading = not instance.running
+                instance, call, done, loading = waiting.popleft()
                 self._starting -= loading
                 if instance.failure is not None:  # it was closed meanwhile
-                    instance.busy = False
-                    done(instance.failure)
+                    self._answer(instance, done, instance.failure)
                     continue
                 if loading:
                     self._start(instance)
@@ -301,22 +304,30 @@ class Sandbox:
             self._disconnect(instance)
             instance.failure = self._post_mortem(instance, None)
 
-    def _settle(self, ended: dict[Instance, Failure | None]) -> bool:
-        """Retire what has ended, and answer every call whose instance is dead; whether any."""
+    def _settle(self, ended: dict[Instance, Failure | None]) -> None:
+        """Retire what has ended, and answer every call whose instance is dead."""
         if ended:
             self._retire(ended)
         dead = [flight for flight in self._flights.values() if flight.instance.failure is not None]
         for flight in dead:
             self._land(flight, flight.instance.failure)
-        return bool(dead)
 
     def _land(self, flight: Flight, answer: Answer | Failure) -> None:
         """A call is over."""
         instance = flight.instance
         del self._flights[instance]
         self._flying[instance.trusted] -= 1
+        self._answer(instance, flight.done, answer)
+
+    def _answer(self, instance: Instance, done: Done, answer: Answer | Failure) -> None:
         instance.busy = False
-        flight.done(answer)
+        self._answered.append((done, answer))
+
+    def _deliver(self) -> None:
+        """Give answers out, when nothing is being gone through: `done` may call this sandbox."""
+        while self._answered:
+            done, answer = self._answered.popleft()
+            done(answer)
 
     def _retire(self, ended: dict[Instance, Failure | None]) -> None:
         """Kill and reap; what the exit status tells completes the failures left open."""

@@ -289,6 +289,39 @@ def test_too_many_instances_are_refused() -> None:
         assert ask(box, instances[2], Reset(1)) == StepResult(observation="go")
 
 
+def test_a_waiting_call_of_a_closed_instance_is_answered_and_frees_its_room() -> None:
+    with Sandbox(max_instances=1) as box:
+        one, answers = box.open(game(), Kind.GAME), []
+        ask(box, one, Reset(1))
+        box.submit(one, Step("x"), answers.append)
+        box.close_instances([one])
+        other, third = box.open(game(), Kind.GAME), box.open(game(), Kind.GAME)
+        assert ask(box, other, Reset(1)) == StepResult(observation="go")
+        assert answers == [one.failure]
+        with pytest.raises(ValueError, match="exceeds 1"):
+            box.submit(third, Reset(1), answers.append)
+
+
+def test_an_answer_may_close_the_others() -> None:
+    code = game(step="print('x')")
+    with Sandbox() as box:
+        instances = [box.open(code, Kind.GAME, trusted=True) for _ in range(8)]
+        box.exchange([(instance, Reset(1)) for instance in instances])
+        answers: list = []
+
+        def done(answer: object) -> None:
+            answers.append(answer)
+            box.close_instances(instances)
+
+        for instance in instances:
+            box.submit(instance, Step("x"), done)
+        time.sleep(0.2)
+        while any(instance.busy for instance in instances):
+            box.poll()
+    assert len(answers) == 8
+    assert answers[0] == StepResult(observation="got x")
+
+
 def test_nothing_is_left_after_close(started: Callable[[], set[int]]) -> None:
     with Sandbox(step_seconds=0.2) as box:
         instances = [box.open(game(), Kind.GAME) for _ in range(6)]
