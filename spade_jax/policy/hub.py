@@ -95,11 +95,6 @@ def config_json(c: ModelConfig, *, eos_id: int, pad_id: int) -> dict[str, Any]:
     }
 
 
-def tensor_names(p: Parameter) -> list[str]:
-    """Names in the file of one declared parameter, one a layer where it is stacked."""
-    return [p.hf_name.format(layer=i) for i in range(p.shape[0])] if p.stacked else [p.hf_name]
-
-
 def load(path: str | pathlib.Path) -> tuple[ModelConfig, Params]:
     """Sizes and float32 parameters of a folder; every parameter is filled exactly once."""
     c = read_config(path)
@@ -118,8 +113,8 @@ def load(path: str | pathlib.Path) -> tuple[ModelConfig, Params]:
         tensors |= found
 
     def fill(p: Parameter) -> jax.Array:
-        layers = []
-        for name in tensor_names(p):
+        stacked = []
+        for name in p.hf_names:
             if name not in tensors:
                 raise UsageError(f"{path} has no tensor {name}; the weights are incomplete")
             t = tensors.pop(name)
@@ -127,8 +122,8 @@ def load(path: str | pathlib.Path) -> tuple[ModelConfig, Params]:
                 raise UsageError(
                     f"{path}: {name} has shape {t.shape}, config.json asks for {p.hf_shape}"
                 )
-            layers.append((t.T if p.transpose else t).astype(np.float32))
-        return jnp.asarray(np.stack(layers).reshape(p.shape) if p.stacked else layers[0])
+            stacked.append((t.T if p.transpose else t).astype(np.float32))
+        return jnp.asarray(np.stack(stacked).reshape(p.shape))
 
     params = jax.tree.map(fill, model.declare(c), is_leaf=model.is_parameter)
     if tensors:
@@ -149,9 +144,9 @@ def save(
 
     def put(p: Parameter, value: jax.Array) -> None:
         value = np.asarray(value, np.float32)
-        for i, name in enumerate(tensor_names(p)):
-            one = value[i] if p.stacked else value
-            one = one.reshape(p.hf_shape[::-1]).T if p.transpose else one
+        parts = value.reshape(-1, *(p.hf_shape[::-1] if p.transpose else p.hf_shape))
+        for name, one in zip(p.hf_names, parts, strict=True):
+            one = one.T if p.transpose else one
             tensors[name] = np.ascontiguousarray(one)
 
     jax.tree.map(put, model.declare(c), params, is_leaf=model.is_parameter)

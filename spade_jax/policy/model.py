@@ -10,6 +10,7 @@ head, rotary positions and a gated SiLU feed-forward (Qwen3 technical report, ar
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -47,11 +48,11 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """Declaration of one array; stacked parameters have a leading layer axis.
+    """Declaration of one array; leading axes named layer and expert stack tensors of a file.
 
-    `hf_name` is the tensor's name in a Hugging Face file, with `{layer}` where it is stacked;
-    `hf_shape` is one layer's shape there, and `transpose` says that (out, in) is stored for our
-    (in, out).
+    `hf_name` is the tensor's name in a Hugging Face file, with `{layer}` and `{expert}` where it
+    is stacked; `hf_shape` is one tensor's shape there, and `transpose` says that (out, in) is
+    stored for our (in, out).
     """
 
     shape: tuple[int, ...]
@@ -62,16 +63,32 @@ class Parameter:
     init_std: float | None = None  # None: ones
 
     @property
-    def stacked(self) -> bool:
-        return self.axes[0] == "layer"
+    def stack(self) -> tuple[int, ...]:
+        """Sizes of the leading axes along which tensors of a file are stacked."""
+        stacked = itertools.takewhile(("layer", "expert").__contains__, self.axes)
+        return self.shape[: len(list(stacked))]
+
+    @property
+    def hf_names(self) -> list[str]:
+        """Names of the tensors it is made of, in the order in which they are stacked."""
+        axes = self.axes[: len(self.stack)]
+        return [
+            self.hf_name.format(**dict(zip(axes, index, strict=True)))
+            for index in itertools.product(*map(range, self.stack))
+        ]
 
     @property
     def matrix_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Input and output axes of a layer's matrix; None for norms, embedding and head."""
-        if not (self.stacked and self.transpose):
+        if not (self.stack and self.transpose):
             return None
-        axes = range(1, len(self.shape))
-        split = next(k for k in axes if math.prod(self.shape[1 : k + 1]) == self.hf_shape[1])
+        first = len(self.stack)
+        axes = range(first, len(self.shape))
+        split = next(
+            k
+            for k in range(1, len(axes))
+            if math.prod(self.shape[first : first + k]) == self.hf_shape[1]
+        )
         return tuple(axes[:split]), tuple(axes[split:])
 
 
