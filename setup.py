@@ -24,7 +24,7 @@ setup(
         "flax>=0.12",
         "grain>=0.2.13",
         "jax>=0.10",
-        "jinja2>=3.1",
+        "jinja2>=3.1.6",
         "matplotlib>=3.10",
         "ml-collections>=1.1",
         "msgspec>=0.20",

@@ -21,6 +21,7 @@ from spade_jax.design.skills import KINDS
 from spade_jax.learn.advantages import AGENT_ADVANTAGES, PENALTIES
 from spade_jax.learn.regret import DESIGNER_REWARDS
 from spade_jax.learn.returns import RETURNS
+from spade_jax.policy.templates import THINK
 from spade_jax.types import UsageError
 
 FILE = "config.json"  # in a workdir
@@ -223,6 +224,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": ("deterministic",),
     "model.compute_dtype": ("float32", "bfloat16"),
     "model.remat": ("none", "layer"),
+    "model.think": THINK,
     "design.prompts": tuple(sorted(path.name for path in PROMPTS.iterdir() if path.is_dir())),
     "reward.episode_return": tuple(RETURNS),
     "reward.designer": tuple(DESIGNER_REWARDS),

@@ -25,7 +25,7 @@ from spade_jax.learn.learner import Learner, Settings
 from spade_jax.learn.step import LearnerState
 from spade_jax.metrics import Timer
 from spade_jax.play.episodes import Rules
-from spade_jax.policy import hub
+from spade_jax.policy import hub, templates
 from spade_jax.policy.conversation import Budget, Policy
 from spade_jax.policy.model import ModelConfig, count
 from spade_jax.policy.tokenizer import ChatTokenizer
@@ -62,7 +62,11 @@ def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
     """Everything a run needs, and the learner's state before the first update."""
     _listen_for_compiles()
     folder = hub.folder(c.model.path)
-    tokenizer = ChatTokenizer(folder)
+    tokenizer = ChatTokenizer(
+        folder,
+        think=c.model.think,
+        options=templates.read_options(c.model.template_options),
+    )
     model, params = hub.load(folder)
     check_sizes(c, model, tokenizer)
     warmup = max(1, c.optimizer.warmup)

@@ -122,8 +122,7 @@ def starting_point(
     """The model folder to start from, or a new tokenizer and random weights."""
     if c.model.path:
         config, params = hub.load(c.model.path)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            (folder / name).write_bytes((pathlib.Path(c.model.path) / name).read_bytes())
+        tokenizer.copy_tokenizer(pathlib.Path(c.model.path), folder)
         return config, params, tokenizer.ChatTokenizer(folder)
     if not (folder / "tokenizer.json").exists():
         texts = ("\n".join(m.content for m in said) for said in conversations)

@@ -3,6 +3,9 @@
 Contents are untrusted. In a rendering of them, control tokens are replaced by characters nothing
 else uses, and a form has such characters in place of whole contents; what they stand for is put
 back only after the rendering was cut at its control tokens, which so are the template's own.
+
+jinja2 alone does it: transformers takes 1.5 s to import for its renderer, an HTTP client included,
+and loads PyTorch with its tokenizers.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import jinja2.sandbox
 
 from spade_jax.types import Message, UsageError
 
+THINK = ("auto", "keep", "strip")  # what becomes of earlier thinking; auto: as the template has it
 OPEN, CLOSE = "<think>", "</think>"
 THOUGHT = re.compile(f"{OPEN}.*?{CLOSE}\\s*", re.DOTALL)
 # Characters of the last plane for private use, of which texts hardly have any.
@@ -212,7 +216,7 @@ def without_thoughts(messages: Sequence[Message]) -> list[Message]:
     last = max((i for i, m in enumerate(messages) if m.role == "user"), default=0)
     return [
         dataclasses.replace(m, content=m.content.rpartition(CLOSE)[2].lstrip("\n"))
-        if i < last and m.role == "assistant"
+        if i < last and m.role == "assistant" and CLOSE in m.content
         else m
         for i, m in enumerate(messages)
     ]

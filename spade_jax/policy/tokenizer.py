@@ -22,7 +22,6 @@ from spade_jax.policy import templates
 from spade_jax.policy.templates import Rendering
 from spade_jax.types import Generation, Message, StopReason, TokenRecord, UsageError
 
-THINK = ("auto", "keep", "strip")  # what becomes of earlier thinking; auto: as the template has it
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 CONTROL = (PAD, START, END)
@@ -201,8 +200,10 @@ class ChatTokenizer:
 
     def _settle(self, think: str) -> tuple[str, bool]:
         """Keep or strip, and whether it is left to us to strip."""
-        if think not in THINK:
-            raise UsageError(f"model.think is {think!r}; choose one of {', '.join(THINK)}")
+        if think not in templates.THINK:
+            raise UsageError(
+                f"model.think is {think!r}; choose one of {', '.join(templates.THINK)}"
+            )
         drops, fault = templates.examine(self._template)
         if think == "auto":
             think = "strip" if drops else "keep"
