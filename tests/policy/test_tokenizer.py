@@ -151,3 +151,20 @@ def test_a_tokenizer_of_another_form(tmp_path: Path, tokenizer_folder: Path) -> 
     (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
     with pytest.raises(ValueError, match=r"has no token <\|im_start\|>; the chat form needs"):
         ChatTokenizer(tmp_path)
+
+
+def test_the_tiny_form_is_fixed(tokenizer: ChatTokenizer) -> None:
+    """The shipped policy learned these ids: each stretch between control tokens encoded at once."""
+    t = tokenizer
+    said = [SYSTEM, ASK, ANSWER, MORE, Message(role="tool", content="\n\n<|im_end|>\U00100000")]
+
+    def message(m: Message) -> list[int]:
+        return [t.start_id, *t.encode(f"{m.role}\n{m.content}"), t.end_id, *t.encode("\n")]
+
+    opening = [t.start_id, *t.encode("assistant\n")]
+    whole = [i for m in said for i in message(m)]
+    assert [i for m in said for i in t.message(m)] == whole
+    assert list(t.prompt(said)) == [*whole, *opening]
+    assert list(t.prompt([])) == opening
+    assert list(t.continuation(StopReason.STOP, said)) == [*t.encode("\n"), *whole, *opening]
+    assert list(t.supervised([*said, LAST, LAST]).ids) == whole + 2 * message(LAST)
