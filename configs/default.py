@@ -11,7 +11,7 @@ def get_config() -> config_dict.ConfigDict:
     c = config_dict.ConfigDict()
     c.seed = 42  # every random stream of the run is derived from it
     c.iterations = 400
-    c.schedule = "deterministic"  # rounds of fixed order and shape: bit for bit reproducible
+    c.schedule = "deterministic"  # bit for bit reproducible | overlap: environments and sampler
 
     c.model = config_dict.ConfigDict()
     c.model.path = ""  # folder of Hugging Face files; "" is the policy shipped in the package
@@ -50,6 +50,9 @@ def get_config() -> config_dict.ConfigDict:
     c.design.fixed_pool = 0  # bundled environments in place of the designer's; 0: it designs
     c.design.max_tokens = 16384  # of one design
     c.design.temperature = 0.6
+    c.design.top_p = 1.0  # the most probable tokens that reach this share; 1: all
+    c.design.top_k = 0  # so many of the most probable tokens; 0: all
+    c.design.min_p = 0.0  # tokens at least so probable, relative to the most probable one
 
     c.validation = config_dict.ConfigDict()
     c.validation.seeds = 32  # instances tried for triviality
@@ -72,10 +75,14 @@ def get_config() -> config_dict.ConfigDict:
     c.play.reply_tokens = 8192  # of one turn
     c.play.context = 32768  # tokens of a whole episode
     c.play.temperature = 0.6
+    c.play.top_p = 1.0
+    c.play.top_k = 0
+    c.play.min_p = 0.0
     c.play.mask_truncated = False  # True: truncated episodes leave the loss
 
     c.sampling = config_dict.ConfigDict()
-    c.sampling.slots = 192  # sequences decoded side by side
+    c.sampling.slots = 192  # conversations side by side, each with its key/value cache
+    c.sampling.block = 16  # tokens of each that are decoded before others may join
 
     c.reward = config_dict.ConfigDict()
     c.reward.episode_return = "final"  # final | sum | discounted

@@ -33,7 +33,8 @@ from spade_jax.envs.sandbox import Reset, Step
 from spade_jax.learn import batching, step
 from spade_jax.learn.step import LearnerState
 from spade_jax.measures import Made
-from spade_jax.policy.sampler import Session
+from spade_jax.policy.sampler import Sampler
+from spade_jax.policy.sampling import Sampling
 from spade_jax.program import run_program
 from spade_jax.run import Run
 from spade_jax.types import Environment, HostState, Role, TokenRecord
@@ -183,14 +184,24 @@ def checkpoint_seconds(state: LearnerState, host: HostState, folder: Path) -> fl
 def sampling_rates(run: Run, state: LearnerState, prompt: int) -> tuple[float, float]:
     """Tokens a second of decoding and of prefill, all rows busy from the first step to the last."""
     c = run.config
-    rows, steps, dtype = c.sampling.slots, c.play.reply_tokens, jnp.dtype(c.model.compute_dtype)
-    ids = dict.fromkeys(range(rows), (1,) * prompt)
-    streams = {i: (0, i) for i in ids}
+    rows, steps = c.sampling.slots, c.play.reply_tokens
+    sampler = Sampler(
+        state.params,
+        run.model,
+        slots=rows,
+        context=run.sampler.context,
+        stop_ids=(-1,),
+        dtype=jnp.dtype(c.model.compute_dtype),
+        block=c.sampling.block,
+    )
 
     def turn(steps: int) -> None:
-        session = Session(state.params, run.model, rows, stop_ids=(-1,), dtype=dtype)
-        budgets = dict.fromkeys(ids, steps)
-        session.turn(ids, streams, budgets=budgets, steps=steps, temperature=1.0)
+        sampler.load(state.params)
+        for i in range(rows):
+            ids = [1 + i % 2, *[1] * (prompt - 1)]
+            sampler.submit(sampler.open(), ids, stream=(0, i), budget=steps, sampling=Sampling())
+        while sampler.busy:
+            sampler.advance()
 
     prefill, both = median_seconds(lambda: turn(1)), median_seconds(lambda: turn(steps))
     return rows * (steps - 1) / (both - prefill), rows * prompt / prefill

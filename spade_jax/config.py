@@ -163,6 +163,9 @@ RANGES: dict[str, Range] = {
     "design.fixed_pool": NOT_NEGATIVE,
     "design.max_tokens": COUNT,
     "design.temperature": POSITIVE,
+    "design.top_p": PART,
+    "design.top_k": NOT_NEGATIVE,
+    "design.min_p": SHARE,
     "validation.seeds": COUNT,
     "validation.solve_seeds": COUNT,
     "validation.max_trivial": SHARE,
@@ -178,7 +181,11 @@ RANGES: dict[str, Range] = {
     "play.reply_tokens": COUNT,
     "play.context": COUNT,
     "play.temperature": POSITIVE,
+    "play.top_p": PART,
+    "play.top_k": NOT_NEGATIVE,
+    "play.min_p": SHARE,
     "sampling.slots": COUNT,
+    "sampling.block": COUNT,
     "reward.discount": PART,
     "reward.w_regret": NOT_NEGATIVE,
     "reward.w_plateau": NOT_NEGATIVE,
@@ -221,7 +228,7 @@ RANGES: dict[str, Range] = {
 }
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "schedule": ("deterministic",),
+    "schedule": ("deterministic", "overlap"),
     "model.compute_dtype": ("float32", "bfloat16"),
     "model.remat": ("none", "layer"),
     "model.think": THINK,

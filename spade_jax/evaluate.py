@@ -33,7 +33,7 @@ def main() -> None:
             run_setup.play_rules(c),
             arm=Arm[FLAGS.arm.upper()],
             seed=c.evaluation.seed,
-            wave=c.sampling.slots,
+            seats=c.sampling.slots,
         )
     wins = [won(e) for e in episodes]
     print(f"held-out success {heldout.mean(wins)} (95%), {len(items)} instances, {FLAGS.arm} arm")

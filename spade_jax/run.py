@@ -28,6 +28,8 @@ from spade_jax.play.episodes import Rules
 from spade_jax.policy import hub, templates
 from spade_jax.policy.conversation import Budget, Policy
 from spade_jax.policy.model import ModelConfig, count
+from spade_jax.policy.sampler import Sampler
+from spade_jax.policy.sampling import Sampling
 from spade_jax.policy.tokenizer import ChatTokenizer
 from spade_jax.types import DesignTask, Environment, MemoryRecord, Role, UsageError
 
@@ -43,18 +45,14 @@ class Run:
     fixed_pool: list[Environment]  # empty where the designer writes the environments
     training: frozenset[str]  # fingerprints of the programs the model was warm-started on
     sandbox: Sandbox
+    sampler: Sampler
     learner: Learner
     timer: Timer
 
     def policy(self, state: LearnerState) -> Policy:
-        """The weights of `state`, ready to talk."""
-        return Policy(
-            state.params,
-            self.model,
-            self.tokenizer,
-            compute_dtype=self.config.model.compute_dtype,
-            version=int(state.step),
-        )
+        """The weights of `state`, ready to talk; there is one such policy at a time."""
+        self.sampler.load(state.params)
+        return Policy(self.sampler, self.tokenizer, version=int(state.step))
 
 
 @contextlib.contextmanager
@@ -82,6 +80,15 @@ def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
     learner = Learner(
         model, hyper(c), tx, settings(c), jax.tree.map(jnp.copy, params) if c.learn.kl else None
     )
+    sampler = Sampler(
+        params,
+        model,
+        slots=c.sampling.slots,
+        context=max(c.play.context, design_context(c, model)),
+        stop_ids=tokenizer.stop_ids,
+        dtype=jnp.dtype(c.model.compute_dtype),
+        block=c.sampling.block,
+    )
     pool = []
     if c.design.fixed_pool:
         with bundled_corpus(c) as documents:
@@ -90,7 +97,7 @@ def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
     training = frozenset(known.read_text().split() if known.exists() else ())
     with open_corpus(c) as corpus, Sandbox(**c.sandbox) as sandbox:
         check_prompts(c, model, tokenizer, corpus)
-        run = Run(c, model, tokenizer, corpus, pool, training, sandbox, learner, Timer())
+        run = Run(c, model, tokenizer, corpus, pool, training, sandbox, sampler, learner, Timer())
         yield run, step.create(params, tx)
 
 
@@ -177,6 +184,16 @@ def design_context(c: config_dict.ConfigDict, model: ModelConfig) -> int:
     return min(model.max_positions, max(c.learn.row_tokens))
 
 
+def design_budget(c: config_dict.ConfigDict, model: ModelConfig) -> Budget:
+    """Limits of a design."""
+    return Budget(c.design.max_tokens, design_context(c, model), sampling(c.design))
+
+
+def sampling(role: config_dict.ConfigDict) -> Sampling:
+    """How a role's replies are sampled."""
+    return Sampling(role.temperature, role.top_p, role.top_k, role.min_p)
+
+
 @contextlib.contextmanager
 def open_corpus(c: config_dict.ConfigDict) -> Iterator[Corpus | None]:
     """The documents to design from, with a warning where lines are skipped; None without."""
@@ -206,9 +223,10 @@ def play_rules(c: config_dict.ConfigDict) -> Rules:
     return Rules(
         prompts=c.design.prompts,
         max_turns=c.play.max_turns,
-        budget=Budget(c.play.reply_tokens, c.play.context, c.play.temperature),
+        budget=Budget(c.play.reply_tokens, c.play.context, sampling(c.play)),
         return_mode=c.reward.episode_return,
         discount=c.reward.discount,
+        overlap=c.schedule == "overlap",
     )
 
 

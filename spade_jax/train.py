@@ -35,7 +35,7 @@ from spade_jax.learn.step import LearnerState
 from spade_jax.measures import Made
 from spade_jax.metrics import MetricsWriter, Progress, Value
 from spade_jax.play.episodes import Job, play, play_seed
-from spade_jax.policy.conversation import Budget, Policy
+from spade_jax.policy.conversation import Policy
 from spade_jax.program import run_program
 from spade_jax.run import Run
 from spade_jax.types import (
@@ -118,7 +118,7 @@ def write_designs(run: Run, policy: Policy, tasks: Sequence[DesignTask]) -> list
     return designer.design(
         policy,
         tasks,
-        Budget(c.design.max_tokens, run_setup.design_context(c, run.model), c.design.temperature),
+        run_setup.design_budget(c, run.model),
         seed=c.seed,
         prompt_set=c.design.prompts,
         code_characters=c.memory.code_characters,
@@ -205,7 +205,7 @@ def play_pool(run: Run, policy: Policy, host: HostState) -> list[Episode]:
         run_setup.play_rules(c),
         seed=c.seed,
         iteration=host.iteration,
-        wave=c.sampling.slots,
+        seats=c.sampling.slots,
     )
 
 
@@ -380,7 +380,7 @@ def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Ma
             run_setup.play_rules(c),
             arm=Arm.PLAIN,
             seed=c.evaluation.seed,
-            wave=c.sampling.slots,
+            seats=c.sampling.slots,
         )
     starved = sum(not e.turns and e.end is EpisodeEnd.TOKENS for e in episodes)
     if starved:

@@ -69,20 +69,22 @@ class StopReason(enum.StrEnum):
 class TokenRecord:
     """The ids of one conversation, append-only: what is trained is what was sampled.
 
-    `action[t]` is true where the policy itself sampled `ids[t]` (its stop token included);
-    `logp[t]` is there the behaviour log-probability (tempered, renormalised under truncation)
-    and 0 elsewhere.
+    `action[t]` is true where the policy itself sampled `ids[t]` (its stop token included). There
+    `logp[t]` is the log-probability at the sampling temperature, and `behaviour[t]` the one it was
+    sampled with, which differs where top-p, top-k or min-p left tokens out. Elsewhere both are 0.
     """
 
     ids: tuple[int, ...] = ()
     action: tuple[bool, ...] = ()
     logp: tuple[float, ...] = ()
+    behaviour: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not len(self.ids) == len(self.action) == len(self.logp):
+        if not len(self.ids) == len(self.action) == len(self.logp) == len(self.behaviour):
             raise ValueError(
                 f"a TokenRecord needs equal lengths, got {len(self.ids)} ids, "
-                f"{len(self.action)} action flags, {len(self.logp)} log-probabilities"
+                f"{len(self.action)} action flags, {len(self.logp)} and {len(self.behaviour)} "
+                "log-probabilities"
             )
 
     def read(self, ids: tuple[int, ...]) -> TokenRecord:
@@ -92,14 +94,21 @@ class TokenRecord:
             ids=self.ids + tuple(ids),
             action=self.action + (False,) * n,
             logp=self.logp + (0.0,) * n,
+            behaviour=self.behaviour + (0.0,) * n,
         )
 
-    def wrote(self, ids: tuple[int, ...], logp: tuple[float, ...]) -> TokenRecord:
-        """Append tokens the policy sampled, with their log-probabilities."""
+    def wrote(
+        self,
+        ids: tuple[int, ...],
+        logp: tuple[float, ...],
+        behaviour: tuple[float, ...] | None = None,
+    ) -> TokenRecord:
+        """Append tokens the policy sampled; without `behaviour` all tokens could be sampled."""
         return TokenRecord(
             ids=self.ids + tuple(ids),
             action=self.action + (True,) * len(ids),
             logp=self.logp + tuple(logp),
+            behaviour=self.behaviour + tuple(logp if behaviour is None else behaviour),
         )
 
 

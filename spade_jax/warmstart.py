@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import flags
@@ -36,6 +37,7 @@ from spade_jax.play.episodes import Rules
 from spade_jax.policy import hub, model, tokenizer
 from spade_jax.policy.conversation import Budget, Policy
 from spade_jax.policy.model import ModelConfig
+from spade_jax.policy.sampler import Sampler
 from spade_jax.program import run_program
 from spade_jax.types import HostState, Message, Role, TokenRecord, UsageError
 
@@ -89,7 +91,7 @@ def play_rules(c: config_dict.ConfigDict) -> Rules:
     return Rules(
         prompts=c.prompts,
         max_turns=c.data.max_turns,
-        budget=Budget(reply=48, context=c.model.context, temperature=1.0),
+        budget=Budget(reply=48, context=c.model.context),
         return_mode="final",
         discount=1.0,
     )
@@ -238,7 +240,7 @@ def evaluate(c: config_dict.ConfigDict, policy: Policy, workdir: pathlib.Path) -
             policy,
             sandbox,
             corpus,
-            Budget(reply=512, context=c.model.context, temperature=1.0),
+            Budget(reply=512, context=c.model.context),
             Settings(),
             count=c.evaluate.designs,
             seed=c.seed + 1,
@@ -253,7 +255,7 @@ def evaluate(c: config_dict.ConfigDict, policy: Policy, workdir: pathlib.Path) -
             play_rules(c),
             seed=c.seed + 1,
             per_level=c.evaluate.per_level,
-            wave=c.evaluate.slots,
+            seats=c.evaluate.slots,
         )
     text = warmstart_table.render(table, items, episodes)
     (workdir / "table.txt").write_text(text + "\n")
@@ -305,8 +307,15 @@ def main() -> None:
     hub.save(folder, config, params, eos_id=chat.end_id, pad_id=chat.pad_id)
     if not c.data.path:
         (folder / hub.PROGRAMS_FILE).write_text((workdir / hub.PROGRAMS_FILE).read_text())
-        policy = Policy(params, config, chat, compute_dtype=c.model.compute_dtype)
-        print(evaluate(c, policy, workdir))
+        sampler = Sampler(
+            params,
+            config,
+            slots=c.evaluate.slots,
+            context=c.model.context,
+            stop_ids=chat.stop_ids,
+            dtype=jnp.dtype(c.model.compute_dtype),
+        )
+        print(evaluate(c, Policy(sampler, chat), workdir))
     print(f"wrote {folder} after {(time.monotonic() - began) / 60:.1f} minutes")
 
 

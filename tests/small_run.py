@@ -128,7 +128,7 @@ class Scripted:
         self.tokenizer, self.answer, self.version = tokenizer, answer, version
         self.tokens_sampled = 0
 
-    def converse(self, dialogues: int) -> ScriptedDialogues:
+    def converse(self) -> ScriptedDialogues:
         return ScriptedDialogues(self)
 
 
@@ -137,29 +137,35 @@ class ScriptedDialogues:
 
     def __init__(self, policy: Scripted) -> None:
         self.policy = policy
-        self.records: dict[int, TokenRecord] = {}
+        self.records: list[TokenRecord] = []
+        self.replies: dict[int, Generation | None] = {}
 
-    def reply(
-        self,
-        messages: Mapping[int, Sequence[Message]],
-        streams: Mapping[int, tuple[int, ...]],
-        budget: Budget,
-    ) -> dict[int, Generation | None]:
-        tokenizer = self.policy.tokenizer
-        replies: dict[int, Generation | None] = {}
-        for i, said in messages.items():
-            text = self.policy.answer(said, streams[i])
-            ids = (*tokenizer.encode(text), tokenizer.end_id)
-            logp = (-math.log(tokenizer.vocab),) * len(ids)
-            known = i in self.records
-            new = tokenizer.continuation(StopReason.STOP, said) if known else tokenizer.prompt(said)
-            self.records[i] = self.records.get(i, TokenRecord()).read(new).wrote(ids, logp)
-            replies[i] = Generation(ids=ids, logp=logp, text=text, stop=StopReason.STOP)
-            self.policy.tokens_sampled += len(ids)
+    def open(self) -> int:
+        self.records.append(TokenRecord())
+        return len(self.records) - 1
+
+    def ask(
+        self, dialogue: int, messages: Sequence[Message], stream: tuple[int, ...], budget: Budget
+    ) -> None:
+        tokenizer, record = self.policy.tokenizer, self.records[dialogue]
+        text = self.policy.answer(messages, stream)
+        ids = (*tokenizer.encode(text), tokenizer.end_id)
+        logp = (-math.log(tokenizer.vocab),) * len(ids)
+        new = (
+            tokenizer.continuation(StopReason.STOP, messages)
+            if record.ids
+            else tokenizer.prompt(messages)
+        )
+        self.records[dialogue] = record.read(new).wrote(ids, logp)
+        self.replies[dialogue] = Generation(ids=ids, logp=logp, text=text, stop=StopReason.STOP)
+        self.policy.tokens_sampled += len(ids)
+
+    def answers(self) -> dict[int, Generation | None]:
+        replies, self.replies = self.replies, {}
         return replies
 
     def record(self, dialogue: int) -> TokenRecord:
-        return self.records.get(dialogue, TokenRecord())
+        return self.records[dialogue]
 
     def retire(self, dialogues: Sequence[int]) -> None:
         pass

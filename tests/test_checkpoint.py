@@ -222,11 +222,13 @@ def _states() -> st.SearchStrategy[types.HostState]:
         win_rate=st.none() | floats,
         regret=st.none() | floats,
     )
-    record = st.lists(st.tuples(st.integers(0, 99), st.booleans(), floats), max_size=4).map(
+    tokens = st.tuples(st.integers(0, 99), st.booleans(), floats, floats)
+    record = st.lists(tokens, max_size=4).map(
         lambda rows: types.TokenRecord(
             ids=tuple(row[0] for row in rows),
             action=tuple(row[1] for row in rows),
             logp=tuple(row[2] for row in rows),
+            behaviour=tuple(row[3] for row in rows),
         )
     )
     pending = st.builds(

@@ -132,7 +132,7 @@ def test_every_text_is_a_path_or_a_choice(default: config_dict.ConfigDict) -> No
         ("optimizer.lr", float("inf"), "optimizer.lr is inf but"),
         ("reward.penalty", 0.5, "must be at least -10 and at most 0"),
         ("reward.designer", "bland", r"'bland' \(near: blend\); choose one of blend, regret"),
-        ("schedule", "overlap", "choose one of deterministic"),
+        ("schedule", "lap", r"'lap' \(near: overlap\); choose one of deterministic"),
         ("design.prompts", "chess", "design.prompts is 'chess'; choose one of games"),
         ("play.plays", 8.5, "of type float; give it a value of type int"),
         ("learn.train_designer", 1, "of type int; give it a value of type bool"),

@@ -14,7 +14,9 @@ from spade_jax.config import ConfigError
 from spade_jax.design.families import FAMILIES
 from spade_jax.learn import step
 from spade_jax.policy import hub, model
-from spade_jax.policy.conversation import Budget, Policy
+from spade_jax.policy.conversation import Budget, Policy, reply_each
+from spade_jax.policy.sampler import Sampler
+from spade_jax.policy.sampling import Sampling
 from spade_jax.policy.tokenizer import ChatTokenizer
 from spade_jax.types import Message, TokenRecord, UsageError
 from tests import small_run
@@ -42,9 +44,14 @@ def test_conversations_of_a_file_are_learned(model_folder: Path) -> None:
     assert {path.name for path in model_folder.iterdir()} == FILES
     config, params = hub.load(model_folder)
     assert (config.layers, config.width, config.max_positions) == (2, 32, 640)
-    policy = Policy(params, config, ChatTokenizer(model_folder), compute_dtype="float32")
-    asked = {0: [Message(role="user", content="Bees: what is 3 + 4?")]}
-    reply = policy.converse(1).reply(asked, {0: (0, 1)}, Budget(16, 128, 0.01))[0]
+    chat = ChatTokenizer(model_folder)
+    sampler = Sampler(
+        params, config, slots=1, context=128, stop_ids=chat.stop_ids, dtype=jnp.float32
+    )
+    dialogues = Policy(sampler, chat).converse()
+    asked = {dialogues.open(): [Message(role="user", content="Bees: what is 3 + 4?")]}
+    budget = Budget(16, 128, Sampling(temperature=0.01))
+    [reply] = reply_each(dialogues, asked, dict.fromkeys(asked, (0, 1)), budget).values()
     assert reply.text.startswith("\\boxed")
 
 
@@ -174,7 +181,7 @@ def test_shipped_policy_is_sound() -> None:
 
     with torch.no_grad():
         expected = reference(torch.tensor([asked])).logits[0].log_softmax(-1).numpy()
-    record = TokenRecord(ids=asked, action=(True,) * len(asked), logp=(0.0,) * len(asked))
+    record = TokenRecord().wrote(asked, (0.0,) * len(asked))
     got = logps(params, config, record)
     wanted = expected[np.arange(len(asked) - 1), asked[1:]]
     np.testing.assert_allclose(got, wanted, atol=1e-3)

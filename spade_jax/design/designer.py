@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from spade_jax.design import memory, prompts, skills
 from spade_jax.design.corpus import Corpus
 from spade_jax.envs import parsers
-from spade_jax.policy.conversation import Budget, Speaker, stream
+from spade_jax.policy.conversation import Budget, Speaker, reply_each, stream
 from spade_jax.types import CUT_OFF, Design, DesignTask, HostState, StopReason, UsageError
 
 
@@ -56,15 +56,15 @@ def design(
     code_characters: int,
 ) -> list[Design]:
     """The designer's reply to every task, in order, with the program found in it."""
-    dialogues = speaker.converse(len(tasks))
+    dialogues = speaker.converse()
+    asked = {dialogues.open(): task for task in tasks}
     said = {
-        i: prompts.designer_messages(task, prompt_set, code_characters)
-        for i, task in enumerate(tasks)
+        i: prompts.designer_messages(task, prompt_set, code_characters) for i, task in asked.items()
     }
-    streams = {i: stream(seed, "design", t.iteration, t.slot) for i, t in enumerate(tasks)}
-    replies = dialogues.reply(said, streams, budget)
+    streams = {i: stream(seed, "design", t.iteration, t.slot) for i, t in asked.items()}
+    replies = reply_each(dialogues, said, streams, budget)
     designs = []
-    for i, task in enumerate(tasks):
+    for i, task in asked.items():
         reply = replies[i]
         if reply is None:
             raise UsageError(

@@ -57,13 +57,13 @@ def play_held_out(
     *,
     arm: Arm,
     seed: int,
-    wave: int,
+    seats: int,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Episode]:
     """One episode of every item, in order."""
     jobs = [Job(item.environment, arm, 0, item.seed) for item in items]
     return play(
-        speaker, sandbox, jobs, rules, seed=seed, iteration=-1, wave=wave, progress=progress
+        speaker, sandbox, jobs, rules, seed=seed, iteration=-1, seats=seats, progress=progress
     )
 
 

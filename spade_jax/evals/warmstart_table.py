@@ -93,12 +93,12 @@ def measure_play(
     *,
     seed: int,
     per_level: int,
-    wave: int,
+    seats: int,
 ) -> tuple[tuple[Item, ...], dict[Arm, list[Episode]]]:
     """Play the held-out set of this seed in both arms, on the same instances."""
     items = held_out_set(seed, per_level, corpus)
     return items, {
-        arm: play_held_out(speaker, sandbox, items, rules, arm=arm, seed=seed, wave=wave)
+        arm: play_held_out(speaker, sandbox, items, rules, arm=arm, seed=seed, seats=seats)
         for arm in Arm
     }
 

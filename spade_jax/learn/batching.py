@@ -188,6 +188,6 @@ def _write(p: Rows, r: int, start: int, row: Row, weight: float, segment: int) -
     p.advantage[r, predictions] = row.advantage
     p.temperature[r, predictions] = row.temperature
     p.designer[r, predictions] = row.role is Role.DESIGNER
-    p.logp_behaviour[r, predictions] = record.logp[1:]
+    p.logp_behaviour[r, predictions] = record.behaviour[1:]
     p.logp_old[r, predictions] = (row.logp_old or record.logp)[1:]
     p.logp_reference[r, predictions] = (row.logp_reference or record.logp)[1:]

@@ -1,29 +1,31 @@
-"""Episodes: the turn loop between a speaker and sandboxed environments, both arms.
+"""Episodes: a speaker plays sandboxed environments, turn by turn, in both arms.
 
-All episodes of a wave take their turns in rounds: one batched reply of the speaker, one exchange
-with all environments. Order and shapes follow from the jobs alone.
+An episode is a coroutine that yields what it waits for, a call of its environment or a reply of the
+speaker, and is resumed with the answer. `play` keeps many of them going: whoever has been answered
+takes the next turn, and a new episode begins where one has ended.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 from spade_jax.design import prompts
 from spade_jax.envs import leaks, parsers
-from spade_jax.envs.sandbox import Hint, Instance, Reset, Sandbox, Solution, Step
+from spade_jax.envs.sandbox import Call, Hint, Instance, Reset, Sandbox, Solution, Step
 from spade_jax.learn.returns import episode_return
-from spade_jax.policy.conversation import Budget, Dialogues, Speaker, stream
+from spade_jax.policy.conversation import Budget, Speaker, stream
 from spade_jax.types import (
     Arm,
     Environment,
     Episode,
     EpisodeEnd,
     Failure,
-    Kind,
     Message,
-    StepResult,
     StopReason,
     TokenRecord,
     Turn,
@@ -44,13 +46,19 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Limits and conventions of play, from the config."""
+    """Limits and conventions of play, from the config.
+
+    Without `overlap` all environments that were called answer before the speaker goes on, so that
+    order and shapes, and with them every bit, follow from the jobs. With it the speaker goes on
+    while environments work.
+    """
 
     prompts: str
     max_turns: int
     budget: Budget
     return_mode: str
     discount: float
+    overlap: bool = False
 
 
 def play_seed(seed: int, environment_id: str, iteration: int, play: int) -> int:
@@ -59,22 +67,110 @@ def play_seed(seed: int, environment_id: str, iteration: int, play: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big") >> 1
 
 
-@dataclasses.dataclass
-class _Seat:
-    """An episode in progress."""
+# -- one episode ------------------------------------------------------------------------------
 
-    job: Job
-    instance: Instance
-    said: tuple[Message, ...] = ()  # what the speaker reads next
-    observation: str = ""
-    turns: list[Turn] = dataclasses.field(default_factory=list)
-    end: EpisodeEnd | None = None
-    failure: Failure | None = None
-    hint: str | None = None
-    hint_leaks: bool = False
 
-    def fail(self, failure: Failure) -> None:
-        self.failure, self.end = failure, EpisodeEnd.FAILED
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """An episode's wish for the speaker's reply to new messages, in its turn's random stream."""
+
+    messages: tuple[Message, ...]
+    stream: tuple[int, ...]
+
+
+Script = Generator[Call | Ask, Any, Episode]  # its episode is still without the tokens
+
+
+def script(job: Job, rules: Rules, seed: int, iteration: int) -> Script:
+    """The course of one episode."""
+    kind = job.environment.kind
+    begun = yield from _begin(job)
+    if isinstance(begun, Failure):
+        return _episode(job, rules, [], EpisodeEnd.FAILED, failure=begun)
+    observation, hint, hint_leaks = begun
+    told = {"hint": hint, "hint_leaks": hint_leaks}
+    said = prompts.agent_messages(kind, observation, hint, rules.prompts)
+    turns: list[Turn] = []
+    end = EpisodeEnd.TURNS
+    for number in range(rules.max_turns):
+        name = job.environment.id
+        reply = yield Ask(
+            said, stream(seed, name, iteration, ARMS.index(job.arm), job.play, number)
+        )
+        if reply is None:
+            end = EpisodeEnd.TOKENS
+            break
+        action = parsers.parse_action(kind, reply.text)
+        turns.append(Turn(observation=observation, reply=reply.text, action=action, reward=0.0))
+        if action is None:
+            if reply.stop is StopReason.LENGTH:
+                end = EpisodeEnd.TOKENS
+                break
+            observation = prompts.no_action(kind, rules.prompts)
+        else:
+            result = yield Step(action)
+            if isinstance(result, Failure):
+                return _episode(job, rules, turns, EpisodeEnd.FAILED, failure=result, **told)
+            turns[-1] = dataclasses.replace(turns[-1], reward=result.reward)
+            if result.terminated or result.truncated:
+                end = EpisodeEnd.TERMINATED if result.terminated else EpisodeEnd.TURNS
+                break
+            observation = result.observation
+        said = prompts.next_messages(kind, observation, rules.prompts)
+    return _episode(job, rules, turns, end, **told)
+
+
+def _begin(job: Job) -> Generator[Call, Any, Failure | tuple[str, str | None, bool]]:
+    """First observation, hint in the hinted arm, and whether the hint gives the answer away."""
+    result = yield Reset(job.seed)
+    if isinstance(result, Failure):
+        return result
+    if job.arm is Arm.PLAIN:
+        return result.observation, None, False
+    hint = yield Hint()
+    if hint is None or isinstance(hint, Failure):
+        return hint or (result.observation, None, False)
+    solution = yield Solution()
+    if isinstance(solution, Failure):
+        return solution
+    leak = solution is not None and leaks.hint_leaks(hint, solution, result.observation)
+    return result.observation, hint, leak
+
+
+def _episode(
+    job: Job,
+    rules: Rules,
+    turns: Sequence[Turn],
+    end: EpisodeEnd,
+    *,
+    failure: Failure | None = None,
+    hint: str | None = None,
+    hint_leaks: bool = False,
+) -> Episode:
+    value = None
+    if end is not EpisodeEnd.FAILED:
+        value = episode_return(
+            [turn.reward for turn in turns],
+            terminated=end is EpisodeEnd.TERMINATED,
+            mode=rules.return_mode,
+            discount=rules.discount,
+        )
+    return Episode(
+        environment_id=job.environment.id,
+        arm=job.arm,
+        play=job.play,
+        seed=job.seed,
+        turns=tuple(turns),
+        end=end,
+        record=TokenRecord(),
+        episode_return=value,
+        hint=hint,
+        hint_leaks=hint_leaks,
+        failure=failure,
+    )
+
+
+# -- many episodes ----------------------------------------------------------------------------
 
 
 def play(
@@ -85,175 +181,97 @@ def play(
     *,
     seed: int,
     iteration: int,
-    wave: int,
+    seats: int,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Episode]:
-    """Play every job, at most `wave` at a time, and return the episodes in the jobs' order.
+    """Play every job, at most `seats` at a time, and return the episodes in the jobs' order.
 
-    `progress` is told how many episodes are over after each wave.
+    `progress` is told how many episodes are over whenever some have ended.
     """
-    episodes: dict[int, Episode] = {}
-    for chosen in waves(jobs, wave):
-        played = _play_wave(speaker, sandbox, [jobs[i] for i in chosen], rules, seed, iteration)
-        episodes.update(zip(chosen, played, strict=True))
-        progress(len(episodes))
-    return [episodes[i] for i in range(len(jobs))]
+    table = _Table(speaker, sandbox, rules)
+    waiting = collections.deque(enumerate(jobs))
+    while waiting or table.seats:
+        while waiting and len(table.seats) < seats:
+            number, job = waiting.popleft()
+            table.seat(number, job, script(job, rules, seed, iteration))
+        table.serve()
+        table.listen()
+        if table.clear():
+            progress(len(table.episodes))
+    return [table.episodes[i] for i in range(len(jobs))]
 
 
-def waves(jobs: Sequence[Job], size: int) -> list[list[int]]:
-    """Indices of the jobs to play together, at most `size` at a time.
+@dataclasses.dataclass
+class _Seat:
+    """An episode in progress, its environment and its dialogue."""
 
-    A round takes as long as its longest reply and a wave as many rounds as its longest episode,
-    so like goes with like: kinds apart, and within a kind skill by skill.
-    """
-    groups: dict[Kind, list[int]] = {}
-    for i in sorted(range(len(jobs)), key=lambda i: jobs[i].environment.skill):
-        groups.setdefault(jobs[i].environment.kind, []).append(i)
-    return [
-        group[start : start + size]
-        for group in groups.values()
-        for start in range(0, len(group), size)
-    ]
+    script: Script
+    instance: Instance
+    dialogue: int
 
 
-def _play_wave(
-    speaker: Speaker,
-    sandbox: Sandbox,
-    jobs: Sequence[Job],
-    rules: Rules,
-    seed: int,
-    iteration: int,
-) -> list[Episode]:
-    seats = [
-        _Seat(job, sandbox.open(job.environment.code, job.environment.kind, trusted=True))
-        for job in jobs
-    ]
-    dialogues = speaker.converse(len(seats))
-    _begin(sandbox, seats, rules)
-    _leave(sandbox, dialogues, seats, range(len(seats)))
-    for turn in range(rules.max_turns):
-        present = [i for i, seat in enumerate(seats) if seat.end is None]
-        if not present:
-            break
-        streams = {
-            i: stream(
-                seed,
-                seats[i].job.environment.id,
-                iteration,
-                ARMS.index(seats[i].job.arm),
-                seats[i].job.play,
-                turn,
-            )
-            for i in present
-        }
-        replies = dialogues.reply({i: seats[i].said for i in present}, streams, rules.budget)
-        actions: dict[int, str] = {}
-        for i in present:
-            seat, reply = seats[i], replies[i]
-            if reply is None:
-                seat.end = EpisodeEnd.TOKENS
+class _Table:
+    """The episodes in progress, each resumed with what it waits for."""
+
+    def __init__(self, speaker: Speaker, sandbox: Sandbox, rules: Rules) -> None:
+        self._sandbox, self._budget, self._patient = sandbox, rules.budget, not rules.overlap
+        self._dialogues = speaker.converse()
+        self.seats: dict[int, _Seat] = {}
+        self.episodes: dict[int, Episode] = {}
+        self._speaking: dict[int, int] = {}  # dialogue -> seat, of those that wait for a reply
+        self._calling: set[int] = set()  # seats whose environment has been called ...
+        self._called: dict[int, Any] = {}  # ... and has answered
+        self._over: list[int] = []
+
+    def seat(self, number: int, job: Job, course: Script) -> None:
+        """Begin an episode."""
+        instance = self._sandbox.open(job.environment.code, job.environment.kind, trusted=True)
+        self.seats[number] = _Seat(course, instance, self._dialogues.open())
+        self._resume(number, None)
+
+    def serve(self) -> None:
+        """Take in what environments have answered; wait for all of them, or where none speaks."""
+        while self._calling:
+            wait = self._patient or not (self._speaking or self._called)
+            self._sandbox.poll(None if wait else 0)
+            if self._patient and len(self._called) < len(self._calling):
                 continue
-            action = parsers.parse_action(seat.job.environment.kind, reply.text)
-            if action is None:
-                seat.turns.append(_turn(seat, reply.text, None))
-                seat.observation = prompts.no_action(seat.job.environment.kind, rules.prompts)
-                seat.said = prompts.next_messages(
-                    seat.job.environment.kind, seat.observation, rules.prompts
-                )
-                if reply.stop is StopReason.LENGTH:
-                    seat.end = EpisodeEnd.TOKENS
-            else:
-                actions[i] = action
-                seat.turns.append(_turn(seat, reply.text, action))
-        _step(sandbox, seats, actions, rules)
-        if turn + 1 == rules.max_turns:
-            for i in present:
-                seats[i].end = seats[i].end or EpisodeEnd.TURNS
-        _leave(sandbox, dialogues, seats, present)
-    return [_episode(seat, dialogues.record(i), rules) for i, seat in enumerate(seats)]
+            answered = dict(self._called)
+            self._called.clear()
+            self._calling -= answered.keys()
+            for number in sorted(answered):
+                self._resume(number, answered[number])
+            if not self._patient and (answered or self._speaking):
+                break
 
+    def listen(self) -> None:
+        """Let the speaker go on, and take in the replies that are complete."""
+        if self._speaking:
+            for dialogue, reply in sorted(self._dialogues.answers().items()):
+                self._resume(self._speaking.pop(dialogue), reply)
 
-def _turn(seat: _Seat, reply: str, action: str | None) -> Turn:
-    return Turn(observation=seat.observation, reply=reply, action=action, reward=0.0)
+    def clear(self) -> int:
+        """Make room where episodes have ended; how many they were."""
+        over = [self.seats.pop(number) for number in self._over]
+        self._sandbox.close_instances([seat.instance for seat in over])
+        self._dialogues.retire([seat.dialogue for seat in over])
+        self._over.clear()
+        return len(over)
 
-
-def _begin(sandbox: Sandbox, seats: Sequence[_Seat], rules: Rules) -> None:
-    """Reset every instance; in the hinted arm ask for the hint and check it against the answer."""
-    resets = sandbox.exchange([(seat.instance, Reset(seat.job.seed)) for seat in seats])
-    for seat, answer in zip(seats, resets, strict=True):
-        if isinstance(answer, Failure):
-            seat.fail(answer)
+    def _resume(self, number: int, answer: Any) -> None:
+        """Give an episode what it waited for, and see to what it wants next."""
+        seat = self.seats[number]
+        try:
+            wish = seat.script.send(answer)
+        except StopIteration as end:
+            record = self._dialogues.record(seat.dialogue)
+            self.episodes[number] = dataclasses.replace(end.value, record=record)
+            self._over.append(number)
+            return
+        if isinstance(wish, Ask):
+            self._speaking[seat.dialogue] = number
+            self._dialogues.ask(seat.dialogue, wish.messages, wish.stream, self._budget)
         else:
-            seat.observation = answer.observation
-    hinted = [seat for seat in seats if seat.job.arm is Arm.HINTED and seat.end is None]
-    hints = sandbox.exchange([(seat.instance, Hint()) for seat in hinted])
-    for seat, hint in zip(hinted, hints, strict=True):
-        if isinstance(hint, Failure):
-            seat.fail(hint)
-        else:
-            seat.hint = hint
-    hinted = [seat for seat in hinted if seat.hint is not None]
-    solutions = sandbox.exchange([(seat.instance, Solution()) for seat in hinted])
-    for seat, solution in zip(hinted, solutions, strict=True):
-        if isinstance(solution, Failure):
-            seat.fail(solution)
-        elif solution is not None:
-            seat.hint_leaks = leaks.hint_leaks(seat.hint, solution, seat.observation)
-    for seat in seats:
-        seat.said = prompts.agent_messages(
-            seat.job.environment.kind, seat.observation, seat.hint, rules.prompts
-        )
-
-
-def _step(sandbox: Sandbox, seats: Sequence[_Seat], actions: dict[int, str], rules: Rules) -> None:
-    """Act in every environment that got an action, and note what it answered."""
-    answers = sandbox.exchange([(seats[i].instance, Step(a)) for i, a in actions.items()])
-    for i, answer in zip(actions, answers, strict=True):
-        seat = seats[i]
-        if isinstance(answer, Failure):
-            seat.fail(answer)
-            continue
-        assert isinstance(answer, StepResult)
-        seat.turns[-1] = dataclasses.replace(seat.turns[-1], reward=answer.reward)
-        if answer.terminated:
-            seat.end = EpisodeEnd.TERMINATED
-        elif answer.truncated:
-            seat.end = EpisodeEnd.TURNS
-        seat.observation = answer.observation
-        seat.said = prompts.next_messages(
-            seat.job.environment.kind, seat.observation, rules.prompts
-        )
-
-
-def _leave(
-    sandbox: Sandbox, dialogues: Dialogues, seats: Sequence[_Seat], present: Sequence[int]
-) -> None:
-    """Close the instances and the dialogues of the episodes that are over."""
-    over = [i for i in present if seats[i].end is not None]
-    sandbox.close_instances([seats[i].instance for i in over])
-    dialogues.retire(over)
-
-
-def _episode(seat: _Seat, record: TokenRecord, rules: Rules) -> Episode:
-    assert seat.end is not None
-    value = None
-    if seat.end is not EpisodeEnd.FAILED:
-        value = episode_return(
-            [turn.reward for turn in seat.turns],
-            terminated=seat.end is EpisodeEnd.TERMINATED,
-            mode=rules.return_mode,
-            discount=rules.discount,
-        )
-    return Episode(
-        environment_id=seat.job.environment.id,
-        arm=seat.job.arm,
-        play=seat.job.play,
-        seed=seat.job.seed,
-        turns=tuple(seat.turns),
-        end=seat.end,
-        record=record,
-        episode_return=value,
-        hint=seat.hint,
-        hint_leaks=seat.hint_leaks,
-        failure=seat.failure,
-    )
+            self._calling.add(number)
+            note = functools.partial(self._called.__setitem__, number)
+            self._sandbox.submit(seat.instance, wish, note)

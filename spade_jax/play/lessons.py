@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from spade_jax.design import prompts
 from spade_jax.design.corpus import Corpus
@@ -25,7 +25,7 @@ from spade_jax.design.families import (
 )
 from spade_jax.envs import fingerprint
 from spade_jax.envs.sandbox import Reset, Sandbox, Solution
-from spade_jax.play.episodes import Job, Rules, play, play_seed, waves
+from spade_jax.play.episodes import Job, Rules, play, play_seed
 from spade_jax.policy.conversation import Budget
 from spade_jax.types import (
     Arm,
@@ -127,40 +127,43 @@ Part = tuple[Program, tuple[str, ...], bool, int]  # program, solution, careful,
 
 
 class Script:
-    """A `Speaker` made of one scripted player a dialogue; it keeps no tokens."""
+    """A `Speaker` made of one scripted player a dialogue, in their order; it keeps no tokens."""
 
-    def __init__(self, parts: Sequence[Part], jobs: Sequence[Job], wave: int) -> None:
-        """The parts of the jobs, in their order; `wave` is how many are played at a time."""
-        self._waves = iter([[parts[i] for i in chosen] for chosen in waves(jobs, wave)])
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
 
-    def converse(self, dialogues: int) -> ScriptedDialogues:
-        return ScriptedDialogues(next(self._waves))
+    def converse(self) -> ScriptedDialogues:
+        return ScriptedDialogues(self._parts)
 
 
 class ScriptedDialogues:
     """Dialogues in which players answer the last message they are shown."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
+        self._parts = iter(parts)
+        self._playing: list[Part] = []
         self._players: dict[int, Player] = {}
+        self._replies: dict[int, Generation | None] = {}
 
-    def reply(
-        self,
-        messages: Mapping[int, Sequence[Message]],
-        streams: Mapping[int, tuple[int, ...]],
-        budget: Budget,
-    ) -> dict[int, Generation | None]:
-        replies: dict[int, Generation | None] = {}
-        for i, said in messages.items():
-            observation = said[-1].content
-            program, solution, careful, seed = self._parts[i]
-            if i not in self._players:
-                rng = random.Random(f"{seed}/player")
-                family = FAMILIES[program.family]
-                self._players[i] = family.player(rng, observation, solution, careful)
-            action = self._players[i].act(observation)
-            text = action if program.kind is Kind.TOOL_USE else f"\\boxed{{{action}}}"
-            replies[i] = Generation(ids=(), logp=(), text=text, stop=StopReason.STOP)
+    def open(self) -> int:
+        self._playing.append(next(self._parts))
+        return len(self._playing) - 1
+
+    def ask(
+        self, dialogue: int, messages: Sequence[Message], stream: tuple[int, ...], budget: Budget
+    ) -> None:
+        observation = messages[-1].content
+        program, solution, careful, seed = self._playing[dialogue]
+        if dialogue not in self._players:
+            rng = random.Random(f"{seed}/player")
+            family = FAMILIES[program.family]
+            self._players[dialogue] = family.player(rng, observation, solution, careful)
+        action = self._players[dialogue].act(observation)
+        text = action if program.kind is Kind.TOOL_USE else f"\\boxed{{{action}}}"
+        self._replies[dialogue] = Generation(ids=(), logp=(), text=text, stop=StopReason.STOP)
+
+    def answers(self) -> dict[int, Generation | None]:
+        replies, self._replies = self._replies, {}
         return replies
 
     def record(self, dialogue: int) -> TokenRecord:
@@ -204,9 +207,9 @@ def play_lessons(
             careful = random.Random(f"{seed}/care/{i}/{k}").random() < CARE[arm][program.level]
             jobs.append(Job(environment, arm, k, instance_seed))
             parts.append((program, solutions[i][k], careful, instance_seed))
-    wave = sandbox.max_instances
-    script = Script(parts, jobs, wave)
-    played = play(script, sandbox, jobs, rules, seed=seed, iteration=0, wave=wave)
+    played = play(
+        Script(parts), sandbox, jobs, rules, seed=seed, iteration=0, seats=sandbox.max_instances
+    )
     for part, job, episode in zip(parts, jobs, played, strict=True):
         messages = conversation(episode, job.environment.kind, rules.prompts)
         yield Lesson(messages, "agent", part[0].family, part[0].level)

@@ -1,21 +1,20 @@
 """Conversations with the policy: messages in, replies out, token records kept.
 
-`Policy` is the weights with what is needed to talk to them. `Conversations` is a batch of dialogues
-in progress. Anything with the same two methods can stand in its place (`Speaker`), such as the
-scripted players of the warm start.
+`Policy` is the weights with what is needed to talk to them. `Conversations` are dialogues in
+progress, each at its own pace. Anything with the same methods can stand in their place (`Speaker`,
+`Dialogues`), such as the scripted players of the warm start.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import jax.numpy as jnp
-
-from spade_jax.policy.model import ModelConfig, Params
-from spade_jax.policy.sampler import Session
+from spade_jax.policy.sampler import Sampler
+from spade_jax.policy.sampling import Sampling
 from spade_jax.policy.tokenizer import ChatTokenizer
 from spade_jax.types import Generation, Message, StopReason, TokenRecord
 
@@ -24,23 +23,28 @@ STREAM_LIMIT = 2**32
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """Most tokens of one reply and of a whole conversation, and the sampling temperature."""
+    """Most tokens of one reply and of a whole conversation, and how replies are sampled."""
 
     reply: int
     context: int
-    temperature: float
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
 
 
 class Dialogues(Protocol):
-    """A batch of dialogues in progress, numbered from 0."""
+    """Dialogues in progress, each known by a number."""
 
-    def reply(
-        self,
-        messages: Mapping[int, Sequence[Message]],
-        streams: Mapping[int, tuple[int, ...]],
-        budget: Budget,
-    ) -> dict[int, Generation | None]:
-        """Read new messages in some dialogues and answer each; None where no room is left."""
+    def open(self) -> int:
+        """Begin a dialogue."""
+        ...
+
+    def ask(
+        self, dialogue: int, messages: Sequence[Message], stream: tuple[int, ...], budget: Budget
+    ) -> None:
+        """Say something and want a reply; `stream` names its randomness."""
+        ...
+
+    def answers(self) -> dict[int, Generation | None]:
+        """Go on for a moment; replies that are complete now, None where no room was left."""
         ...
 
     def record(self, dialogue: int) -> TokenRecord:
@@ -48,15 +52,15 @@ class Dialogues(Protocol):
         ...
 
     def retire(self, dialogues: Sequence[int]) -> None:
-        """Say that these will not be read again."""
+        """Say that these are over."""
         ...
 
 
 class Speaker(Protocol):
     """Whoever plays a role: the policy, or a script."""
 
-    def converse(self, dialogues: int) -> Dialogues:
-        """Start that many dialogues."""
+    def converse(self) -> Dialogues:
+        """Dialogues with it, none of them begun."""
         ...
 
 
@@ -65,79 +69,119 @@ def stream(seed: int, name: str, *numbers: int) -> tuple[int, ...]:
     return (seed % STREAM_LIMIT, zlib.crc32(name.encode()), *(n % STREAM_LIMIT for n in numbers))
 
 
+def reply_each(
+    dialogues: Dialogues,
+    said: Mapping[int, Sequence[Message]],
+    streams: Mapping[int, tuple[int, ...]],
+    budget: Budget,
+) -> dict[int, Generation | None]:
+    """Say something in several dialogues and wait for all replies, in the order of `said`."""
+    for i, messages in said.items():
+        dialogues.ask(i, messages, streams[i], budget)
+    replies: dict[int, Generation | None] = {}
+    while len(replies) < len(said):
+        replies |= dialogues.answers()
+    return {i: replies[i] for i in said}
+
+
 class Policy:
     """One set of weights and its tokenizer. `version` is the learner's step they come from.
 
     `tokens_read` and `tokens_sampled` count over all conversations with it.
     """
 
-    def __init__(
-        self,
-        params: Params,
-        config: ModelConfig,
-        tokenizer: ChatTokenizer,
-        *,
-        compute_dtype: str,
-        version: int = 0,
-    ) -> None:
-        self.params, self.config, self.tokenizer = params, config, tokenizer
-        self.dtype = jnp.dtype(compute_dtype)
-        self.version = version
+    def __init__(self, sampler: Sampler, tokenizer: ChatTokenizer, *, version: int = 0) -> None:
+        self.sampler, self.tokenizer, self.version = sampler, tokenizer, version
         self.tokens_read = 0
         self.tokens_sampled = 0
 
-    def converse(self, dialogues: int) -> Conversations:
-        return Conversations(self, dialogues)
+    def converse(self) -> Conversations:
+        return Conversations(self)
 
 
 class Conversations:
-    """Dialogues with a `Policy`; each keeps its key/value cache between replies."""
+    """Dialogues with a `Policy`; each keeps its key/value cache between replies.
 
-    def __init__(self, policy: Policy, dialogues: int) -> None:
-        self._policy = policy
-        self._session = Session(
-            policy.params,
-            policy.config,
-            dialogues,
-            stop_ids=policy.tokenizer.stop_ids,
-            dtype=policy.dtype,
-        )
-        self._records = [TokenRecord()] * dialogues
+    Where the sampler has no slot for a new dialogue, it waits until another is retired.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self._sampler = policy, policy.sampler
+        self._records: list[TokenRecord] = []
         self._stops: dict[int, StopReason] = {}
+        self._slots: dict[int, int] = {}  # dialogue -> slot
+        self._speaking: dict[int, tuple[int, tuple[int, ...]]] = {}  # slot -> dialogue, new ids
+        self._waiting: collections.deque[_Question] = collections.deque()
+        self._refused: list[int] = []
 
-    def reply(
-        self,
-        messages: Mapping[int, Sequence[Message]],
-        streams: Mapping[int, tuple[int, ...]],
-        budget: Budget,
-    ) -> dict[int, Generation | None]:
-        tokenizer = self._policy.tokenizer
-        new: dict[int, tuple[int, ...]] = {}
-        budgets: dict[int, int] = {}
-        context = min(budget.context, self._policy.config.max_positions)
-        for i, said in messages.items():
-            stop = self._stops.get(i)
-            ids = tokenizer.continuation(stop, said) if stop else tokenizer.prompt(said)
-            room = context - len(self._records[i].ids) - len(ids)
-            if room > 0:
-                new[i] = ids
-                budgets[i] = min(budget.reply, room)
-        replies: dict[int, Generation | None] = dict.fromkeys(messages)
-        if not new:
-            return replies
-        sampled = self._session.turn(
-            new, streams, budgets=budgets, steps=budget.reply, temperature=budget.temperature
-        )
-        for i, s in sampled.items():
-            self._records[i] = self._records[i].read(new[i]).wrote(s.ids, s.logp)
-            self._stops[i] = s.stop
-            replies[i] = tokenizer.generation(s.ids, s.logp, s.stop)
-            self._policy.tokens_read += len(new[i])
-            self._policy.tokens_sampled += len(s.ids)
+    def open(self) -> int:
+        self._records.append(TokenRecord())
+        return len(self._records) - 1
+
+    def ask(
+        self, dialogue: int, messages: Sequence[Message], stream: tuple[int, ...], budget: Budget
+    ) -> None:
+        tokenizer, stop = self._policy.tokenizer, self._stops.get(dialogue)
+        ids = tokenizer.continuation(stop, messages) if stop else tokenizer.prompt(messages)
+        context = min(budget.context, self._sampler.context)
+        room = context - len(self._records[dialogue].ids) - len(ids)
+        if room <= 0:
+            self._refused.append(dialogue)
+            return
+        question = _Question(dialogue, ids, stream, min(budget.reply, room), budget.sampling)
+        if dialogue in self._slots:
+            self._submit(question)
+        else:
+            self._waiting.append(question)
+
+    def answers(self) -> dict[int, Generation | None]:
+        while self._waiting and self._sampler.free:
+            self._slots[self._waiting[0].dialogue] = self._sampler.open()
+            self._submit(self._waiting.popleft())
+        replies: dict[int, Generation | None] = dict.fromkeys(self._refused)
+        self._refused.clear()
+        for slot, sampled in self._sampler.advance().items():
+            dialogue, read = self._speaking.pop(slot)
+            record = self._records[dialogue].read(read)
+            self._records[dialogue] = record.wrote(sampled.ids, sampled.logp, sampled.behaviour)
+            self._stops[dialogue] = sampled.stop
+            replies[dialogue] = self._policy.tokenizer.generation(
+                sampled.ids, sampled.logp, sampled.stop
+            )
+            self._policy.tokens_read += len(read)
+            self._policy.tokens_sampled += len(sampled.ids)
         return replies
 
     def record(self, dialogue: int) -> TokenRecord:
         return self._records[dialogue]
 
     def retire(self, dialogues: Sequence[int]) -> None:
-        self._session.retire(dialogues)
+        left = set(dialogues)
+        self._waiting = collections.deque(q for q in self._waiting if q.dialogue not in left)
+        for dialogue in dialogues:
+            if dialogue in self._slots:
+                slot = self._slots.pop(dialogue)
+                self._speaking.pop(slot, None)
+                self._sampler.close(slot)
+
+    def _submit(self, question: _Question) -> None:
+        slot = self._slots[question.dialogue]
+        self._speaking[slot] = (question.dialogue, question.ids)
+        self._sampler.submit(
+            slot,
+            question.ids,
+            stream=question.stream,
+            budget=question.budget,
+            sampling=question.sampling,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Question:
+    """What a dialogue wants to be answered."""
+
+    dialogue: int
+    ids: tuple[int, ...]
+    stream: tuple[int, ...]
+    budget: int
+    sampling: Sampling

@@ -1,327 +1,415 @@
-"""Sampling with a key/value cache: conversations side by side, token ids in, token ids out.
+"""The sampler: slots of a key/value cache, replies side by side, token ids in, token ids out.
 
-A `Session` holds a batch of conversations whose caches advance on one clock: every new column of
-the cache is written for all rows at once, and a row that has nothing to write leaves an invisible
-slot there. Writing is then one in-place slice update however much the rows differ in length;
-positions stay explicit, so that holes change no result. Between turns a row keeps its cache, so a
-new observation costs only its own tokens. When holes or finished rows have piled up, the session
-is compacted.
+A slot holds one conversation and keeps its cache between turns, so a new observation costs only
+its own tokens. Batching is continuous: `advance` reads what waits, decodes one block of all replies
+in progress and hands out those that are finished; others may enter before the next block. Prompts
+that begin alike are read once and copied.
 
-All shapes come from a few buckets. Rows, widths and lengths follow from the conversations alone,
-so the same conversations give the same bits.
+All shapes come from a few buckets and follow from the conversations alone, so the same calls give
+the same bits.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent import futures
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spade_jax.policy import model
+from spade_jax.policy import decoding, sampling
+from spade_jax.policy.decoding import Cache
 from spade_jax.policy.model import ModelConfig, Params
-from spade_jax.types import StopReason
+from spade_jax.policy.sampling import Sampling
+from spade_jax.types import StopReason, UsageError
 
-ROW_BUCKETS = (8, 32, 96, 192, 384, 768)
-WIDTH_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
-SLOT_STEP = 128
-
-
-class Cache(NamedTuple):
-    """Keys (B,K,C,S) and values (B,K,S,C) of each layer, which slots hold a token, and lengths.
-
-    One buffer a layer: each is then updated in place, without passing through a scan.
-    """
-
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
-    filled_BS: jax.Array  # bool
-    length_B: jax.Array  # int32: tokens so far, which is the next token's position
-    clock: jax.Array  # int32 scalar: the next slot
-
-
-def bucket(n: int, buckets: Sequence[int]) -> int:
-    """The smallest bucket that holds n, beyond the last a multiple of it."""
-    for size in buckets:
-        if n <= size:
-            return size
-    return -(-n // buckets[-1]) * buckets[-1]
-
-
-def empty_cache(c: ModelConfig, rows: int, slots: int, dtype: jnp.dtype) -> Cache:
-    """A cache with no token in it."""
-    k, size = c.kv_heads, c.head_size
-    return Cache(
-        keys=tuple(jnp.zeros((rows, k, size, slots), dtype) for _ in range(c.layers)),
-        values=tuple(jnp.zeros((rows, k, slots, size), dtype) for _ in range(c.layers)),
-        filled_BS=jnp.zeros((rows, slots), bool),
-        length_B=jnp.zeros((rows,), jnp.int32),
-        clock=jnp.zeros((), jnp.int32),
-    )
-
-
-def advance(
-    params: Params, cache: Cache, tokens_BT: jax.Array, valid_BT: jax.Array, c: ModelConfig
-) -> tuple[Cache, jax.Array]:
-    """Write T columns into the cache; return it and the logits (B, V) after the last column.
-
-    Columns where `valid_BT` is false stay invisible. Callers pad on the left, so that the last
-    column holds the last token of every row that has one.
-    """
-    t = tokens_BT.shape[1]
-    dtype = cache.keys[0].dtype
-    positions_BT = cache.length_B[:, None] + jnp.cumsum(valid_BT, axis=1, dtype=jnp.int32) - 1
-    angles = model.rotary_angles(jnp.maximum(positions_BT, 0), c)
-    filled_BS = jax.lax.dynamic_update_slice(cache.filled_BS, valid_BT, (0, cache.clock))
-    slots_S = jnp.arange(filled_BS.shape[1])
-    causal_TS = slots_S[None, :] <= cache.clock + jnp.arange(t)[:, None]
-    visible_BTS = causal_TS[None] & filled_BS[:, None, :]
-    x_BTD = model.embed(params, tokens_BT, dtype)
-    keys, values = [], []
-    for i in range(c.layers):
-        p = jax.tree.map(lambda a, i=i: a[i], params["layers"])
-        q_BTHC, k_BTKC, v_BTKC = model.project(p, x_BTD, angles, c)
-        k_BKCS = jax.lax.dynamic_update_slice(
-            cache.keys[i], k_BTKC.transpose(0, 2, 3, 1), (0, 0, 0, cache.clock)
-        )
-        v_BKSC = jax.lax.dynamic_update_slice(
-            cache.values[i], v_BTKC.transpose(0, 2, 1, 3), (0, 0, cache.clock, 0)
-        )
-        x_BTD = model.finish_layer(p, x_BTD, model.attend(q_BTHC, k_BKCS, v_BKSC, visible_BTS), c)
-        keys.append(k_BKCS)
-        values.append(v_BKSC)
-    last_BD = model.rms_norm(x_BTD[:, -1], params["final_norm"], c.norm_eps)
-    cache = Cache(
-        keys=tuple(keys),
-        values=tuple(values),
-        filled_BS=filled_BS,
-        length_B=cache.length_B + jnp.sum(valid_BT, axis=1, dtype=jnp.int32),
-        clock=cache.clock + t,
-    )
-    return cache, model.logits(params, last_BD, c)
-
-
-@functools.partial(jax.jit, static_argnames=("c",), donate_argnames=("cache",))
-def prefill(
-    params: Params, cache: Cache, tokens_BT: jax.Array, valid_BT: jax.Array, *, c: ModelConfig
-) -> tuple[Cache, jax.Array]:
-    """`advance` as a program of its own."""
-    return advance(params, cache, tokens_BT, valid_BT, c)
-
-
-class Decoded(NamedTuple):
-    """Sampled tokens: ids and log-probabilities (B, N), how many of them count, how they ended."""
-
-    ids_BN: jax.Array
-    logp_BN: jax.Array
-    count_B: jax.Array
-    stopped_B: jax.Array
-
-
-@functools.partial(jax.jit, static_argnames=("c", "stop_ids", "steps"), donate_argnames=("cache",))
-def decode(
-    params: Params,
-    cache: Cache,
-    logits_BV: jax.Array,
-    streams_BI: jax.Array,
-    budget_B: jax.Array,
-    temperature: jax.Array,
-    *,
-    c: ModelConfig,
-    stop_ids: tuple[int, ...],
-    steps: int,
-) -> tuple[Cache, Decoded]:
-    """Sample until every row has stopped or used its budget, at most `steps` tokens each.
-
-    `streams_BI` are the integers that name each row's random stream. A row's last token is not
-    written to the cache: it enters with the row's next tokens. A budget of 0 leaves a row alone.
-    """
-    rows = logits_BV.shape[0]
-    keys_B = jax.vmap(stream_key)(streams_BI)
-
-    def sample(logits_BV: jax.Array, step: jax.Array, active_B: jax.Array, out: Decoded) -> Any:
-        logp_BV = jax.nn.log_softmax(logits_BV / temperature, axis=-1)
-        noise_BV = jax.vmap(
-            lambda key: jax.random.gumbel(jax.random.fold_in(key, step), logp_BV.shape[1:])
-        )(keys_B)
-        token_B = jnp.argmax(logp_BV + noise_BV, axis=-1).astype(jnp.int32)
-        logp_B = jnp.minimum(jnp.take_along_axis(logp_BV, token_B[:, None], axis=-1)[:, 0], 0.0)
-        stop_B = functools.reduce(jnp.logical_or, [token_B == i for i in stop_ids])
-        out = Decoded(
-            ids_BN=out.ids_BN.at[:, step].set(jnp.where(active_B, token_B, 0)),
-            logp_BN=out.logp_BN.at[:, step].set(jnp.where(active_B, logp_B, 0.0)),
-            count_B=out.count_B + active_B,
-            stopped_B=out.stopped_B | (active_B & stop_B),
-        )
-        return token_B, active_B & ~stop_B & (out.count_B < budget_B), out
-
-    class Loop(NamedTuple):
-        step: jax.Array
-        cache: Cache
-        token_B: jax.Array
-        active_B: jax.Array
-        out: Decoded
-
-    def body(s: Loop) -> Loop:
-        cache, logits_BV = advance(params, s.cache, s.token_B[:, None], s.active_B[:, None], c)
-        return Loop(s.step + 1, cache, *sample(logits_BV, s.step, s.active_B, s.out))
-
-    nothing = Decoded(
-        ids_BN=jnp.zeros((rows, steps), jnp.int32),
-        logp_BN=jnp.zeros((rows, steps), jnp.float32),
-        count_B=jnp.zeros((rows,), jnp.int32),
-        stopped_B=jnp.zeros((rows,), bool),
-    )
-    first = sample(logits_BV, jnp.zeros((), jnp.int32), budget_B > 0, nothing)
-    end = jax.lax.while_loop(
-        lambda s: jnp.any(s.active_B) & (s.step < steps),
-        body,
-        Loop(jnp.ones((), jnp.int32), cache, *first),
-    )
-    return end.cache, end.out
-
-
-def stream_key(stream_I: jax.Array) -> jax.Array:
-    """The random key named by a vector of integers."""
-    key = jax.random.key(0)
-    for i in range(stream_I.shape[0]):
-        key = jax.random.fold_in(key, stream_I[i])
-    return key
-
-
-@functools.partial(jax.jit, static_argnames=("slots",))
-def repack(cache: Cache, rows_B: jax.Array, *, slots: int) -> Cache:
-    """Keep the given rows, move each one's tokens to the front, and make `slots` slots."""
-    filled_BS = cache.filled_BS[rows_B]
-    order_BS = jnp.argsort(~filled_BS, axis=1, stable=True)
-    keep = min(slots, order_BS.shape[1])
-    order_BS = order_BS[:, :keep]
-    spare = slots - keep
-
-    def pick_keys(k: jax.Array) -> jax.Array:
-        picked = jnp.take_along_axis(k[rows_B], order_BS[:, None, None, :], axis=3)
-        return jnp.pad(picked, ((0, 0), (0, 0), (0, 0), (0, spare)))
-
-    def pick_values(v: jax.Array) -> jax.Array:
-        picked = jnp.take_along_axis(v[rows_B], order_BS[:, None, :, None], axis=2)
-        return jnp.pad(picked, ((0, 0), (0, 0), (0, spare), (0, 0)))
-
-    length_B = cache.length_B[rows_B]
-    return Cache(
-        keys=tuple(pick_keys(k) for k in cache.keys),
-        values=tuple(pick_values(v) for v in cache.values),
-        filled_BS=jnp.arange(slots)[None, :] < length_B[:, None],
-        length_B=length_B,
-        clock=jnp.max(length_B),
-    )
+GROUP = 16  # rows of one program; a CPU gains nothing by more of them
+WIDTHS = (16, 32, 64, 96, 128, 192, 256)  # new tokens of a row; longer texts are read in pieces
+COLUMN_STEP = 64  # columns in use are rounded up to 2, 3, 4, 6, 8, 12, ... of these
+SHARED = 64  # tokens that two prompts must have in common to be read once
 
 
 @dataclasses.dataclass
 class Ids:
-    """Sampled ids with log-probabilities and the reason they end, before they become text."""
+    """Sampled ids with their log-probabilities and why they end, before they become text.
+
+    `logp` is tempered; `behaviour` is renormalised over what truncation left.
+    """
 
     ids: tuple[int, ...]
     logp: tuple[float, ...]
+    behaviour: tuple[float, ...]
     stop: StopReason
 
 
-class Session:
-    """A batch of conversations with one policy. Row i is the i-th conversation throughout.
+@dataclasses.dataclass
+class _Reply:
+    """A reply in progress."""
 
-    `turn` reads new tokens into some rows and samples a reply for each of them. Rows that will
-    not be read again are named to `retire`, which lets the session shrink.
+    stream: tuple[int, ...]
+    budget: int
+    how: Sampling
+    ids: list[int] = dataclasses.field(default_factory=list)
+    logp: list[float] = dataclasses.field(default_factory=list)
+    behaviour: list[float] = dataclasses.field(default_factory=list)
+
+    def add(self, ids: np.ndarray, logp: np.ndarray, behaviour: np.ndarray) -> None:
+        """Append sampled tokens."""
+        self.ids += ids.tolist()
+        self.logp += logp.tolist()
+        self.behaviour += behaviour.tolist()
+
+
+@dataclasses.dataclass
+class _Slot:
+    """A conversation: the ids in its cache, those that are not yet, and the reply it waits for."""
+
+    cached: list[int] = dataclasses.field(default_factory=list)
+    unread: list[int] = dataclasses.field(default_factory=list)
+    reply: _Reply | None = None
+
+
+def width_bucket(n: int) -> int:
+    """Columns of the program that reads n tokens, or the first piece of them."""
+    return next((width for width in WIDTHS if n <= width), WIDTHS[-1])
+
+
+def column_bucket(n: int) -> int:
+    """Columns that are read where n are in use, at most about half more than n."""
+    if n == 0:
+        return 0
+    step = COLUMN_STEP
+    while n > 4 * step:
+        step *= 2
+    return max(2, -(-n // step)) * step
+
+
+class Sampler:
+    """Conversations with one set of weights, at most `slots` at a time, of `context` tokens each.
+
+    `compact` says whether a block works on copies of the slots and columns in use, in small groups
+    of like length, one a core at a time. That pays where time goes with their number, on a CPU;
+    by default the platform decides. `tokens_prefilled` counts tokens read. Raises UsageError where
+    the cache does not fit into memory.
     """
 
     def __init__(
         self,
         params: Params,
         c: ModelConfig,
-        rows: int,
         *,
+        slots: int,
+        context: int,
         stop_ids: tuple[int, ...],
         dtype: jnp.dtype,
+        block: int = 16,
+        compact: bool | None = None,
     ) -> None:
         self.params, self.c, self.stop_ids = params, c, stop_ids
-        self.place = {i: i for i in range(rows)}  # conversation -> row of the cache
-        self.pending: dict[int, tuple[int, ...]] = {}  # sampled, not yet in the cache
-        self.used = np.zeros((bucket(rows, ROW_BUCKETS),), np.int32)  # tokens in each row
-        self.clock = 0
-        self.cache = empty_cache(c, len(self.used), SLOT_STEP, dtype)
+        self.slots, self.block = slots, block
+        self.context = min(context, c.max_positions)
+        self._compact = jax.default_backend() == "cpu" if compact is None else compact
+        # What is written in one piece must fit behind the longest conversation.
+        self.columns = self.context + max(block, WIDTHS[-1])
+        check_memory(c, slots, self.columns, dtype)
+        self._cache = decoding.empty_cache(c, slots, self.columns, dtype)
+        self._open: dict[int, _Slot] = {}
+        self.tokens_prefilled = 0
+        cores = len(os.sched_getaffinity(0)) if self._compact else 1
+        self._pool = futures.ThreadPoolExecutor(cores)
 
-    def retire(self, conversations: Sequence[int]) -> None:
-        """Forget conversations that are over."""
-        for i in conversations:
-            self.place.pop(i, None)
-            self.pending.pop(i, None)
+    @property
+    def free(self) -> int:
+        """Number of slots that are not open."""
+        return self.slots - len(self._open)
 
-    def turn(
+    @property
+    def busy(self) -> bool:
+        """Whether any reply is waited for."""
+        return any(slot.reply for slot in self._open.values())
+
+    def load(self, params: Params) -> None:
+        """Go on with other weights; conversations with the earlier ones are over."""
+        self._open.clear()
+        self.params = params
+
+    def open(self) -> int:
+        """The lowest free slot, empty; ValueError where there is none."""
+        if not self.free:
+            raise ValueError(f"all {self.slots} slots are open; close one first")
+        number = next(n for n in range(self.slots) if n not in self._open)
+        self._open[number] = _Slot()
+        return number
+
+    def close(self, slot: int) -> None:
+        """Free a slot, and drop the reply it waits for."""
+        del self._open[slot]
+
+    def submit(
         self,
-        new_ids: dict[int, tuple[int, ...]],
-        streams: dict[int, tuple[int, ...]],
+        slot: int,
+        new_ids: Sequence[int],
         *,
-        budgets: dict[int, int],
-        steps: int,
-        temperature: float,
-    ) -> dict[int, Ids]:
-        """Read `new_ids` into their conversations and sample one reply in each.
+        stream: tuple[int, ...],
+        budget: int,
+        sampling: Sampling,
+    ) -> None:
+        """Ask for a reply of at most `budget` tokens after `new_ids`.
 
-        `streams` names each reply's random stream by integers below 2**32, equally many for all.
-        `budgets` are the most tokens each reply may have, none above `steps`.
+        `stream` names the reply's random stream by integers below 2**32, equally many for all.
+        Raises ValueError where the slot waits for a reply already, where there is nothing to read,
+        and where the reply could outgrow `context`.
         """
-        fresh = {i: self.pending.pop(i, ()) + tuple(ids) for i, ids in new_ids.items()}
-        width = bucket(max(len(ids) for ids in fresh.values()), WIDTH_BUCKETS)
-        self._make_room(width + steps)
-        rows = len(self.used)
-        tokens_BT = np.zeros((rows, width), np.int32)
-        valid_BT = np.zeros((rows, width), bool)
-        budget_B = np.zeros((rows,), np.int32)
-        streams_BI = np.zeros((rows, len(next(iter(streams.values())))), np.uint32)
-        for i, ids in fresh.items():
-            row = self.place[i]
-            tokens_BT[row, width - len(ids) :] = ids
-            valid_BT[row, width - len(ids) :] = True
-            budget_B[row] = budgets[i]
-            streams_BI[row] = streams[i]
-        cache, logits_BV = prefill(self.params, self.cache, tokens_BT, valid_BT, c=self.c)
-        self.cache, decoded = decode(
-            self.params,
-            cache,
-            logits_BV,
-            streams_BI,
-            budget_B,
-            np.float32(temperature),
-            c=self.c,
-            stop_ids=self.stop_ids,
-            steps=steps,
-        )
-        out, self.clock = jax.device_get((decoded, self.cache.clock))
-        self.clock = int(self.clock)
-        replies = {}
-        for i, ids in fresh.items():
-            row, n = self.place[i], int(out.count_B[self.place[i]])
-            replies[i] = Ids(
-                ids=tuple(out.ids_BN[row, :n].tolist()),
-                logp=tuple(out.logp_BN[row, :n].tolist()),
-                stop=StopReason.STOP if out.stopped_B[row] else StopReason.LENGTH,
+        held = self._open[slot]
+        length = len(held.cached) + len(held.unread) + len(new_ids)
+        if held.reply or not new_ids or budget < 1 or length + budget > self.context:
+            raise ValueError(
+                f"slot {slot} takes no reply of {budget} tokens after {len(new_ids)} new ones: it "
+                f"holds {length - len(new_ids)} of {self.context}, waiting: {bool(held.reply)}"
             )
-            self.pending[i] = replies[i].ids[-1:]
-            self.used[row] += len(ids) + n - 1
-        return replies
+        held.unread += new_ids
+        held.reply = _Reply(stream, budget, sampling)
 
-    def _make_room(self, columns: int) -> None:
-        """Drop finished rows and holes, and widen the cache, so that `columns` more fit."""
-        rows = bucket(len(self.place), ROW_BUCKETS)
-        slots = self.cache.filled_BS.shape[1]
-        if self.clock + columns <= slots and rows == len(self.used):
-            return
-        kept = list(self.place.values()) + [0] * (rows - len(self.place))
-        self.used = self.used[kept]
-        longest = int(self.used.max())
-        slots = -(-(longest + columns) // SLOT_STEP) * SLOT_STEP
-        self.cache = repack(self.cache, np.asarray(kept, np.int32), slots=slots)
-        self.place = {i: row for row, i in enumerate(self.place)}
-        self.clock = longest
+    def sampled(self, slot: int) -> tuple[int, ...]:
+        """The ids so far of the reply a slot waits for."""
+        reply = self._open[slot].reply
+        return tuple(reply.ids) if reply else ()
+
+    def advance(self) -> dict[int, Ids]:
+        """Read what waits and decode one block; the replies that are finished, by slot."""
+        waiting = {n: s for n, s in self._open.items() if s.reply and not s.reply.ids}
+        if waiting:
+            self._read(waiting)
+        active = [n for n, s in self._open.items() if s.reply and not self._finished(s.reply)]
+        if active:
+            self._decode(active)
+        done = [n for n, s in self._open.items() if s.reply and self._finished(s.reply)]
+        return {n: self._take(self._open[n]) for n in sorted(done)}
+
+    def _run(
+        self,
+        groups: Sequence[Sequence[int]],
+        work: Callable[[Sequence[int]], tuple[Cache, Any]],
+        note: Callable[[Sequence[int], Any], None],
+    ) -> None:
+        """Do some work on groups of slots that only reads the cache, then enter what came of it."""
+        for chosen, (new, out) in zip(groups, list(self._pool.map(work, groups)), strict=True):
+            rows = new.keys[0].shape[1]
+            lengths = _lengths([self._open.get(n, _Slot()) for n in chosen], rows)
+            self._cache = decoding.write(self._cache, new, self._places(chosen, rows), lengths)
+            note(chosen, out)
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def _read(self, waiting: dict[int, _Slot]) -> None:
+        """Read all new tokens and draw every reply's first one."""
+        leaders, followers = self._share(waiting)
+        self._prefill(leaders)
+        self._copy_prefixes(followers)
+        self._prefill(followers)
+
+    def _share(self, waiting: dict[int, _Slot]) -> tuple[list[int], dict[int, tuple[int, int]]]:
+        """Part the waiting into those read in full, and those that copy a prefix.
+
+        The latter come with the slot they copy from and the number of tokens. In sorted order the
+        prompt with the longest common prefix is a neighbour.
+        """
+        fresh = sorted((s.unread, n) for n, s in waiting.items() if not s.cached)
+        leaders = [n for n, s in waiting.items() if s.cached]
+        followers: dict[int, tuple[int, int]] = {}
+        leader: tuple[list[int], int] | None = None
+        for ids, n in fresh:
+            common = min(common_prefix(leader[0], ids), len(ids) - 1) if leader else 0
+            if common >= SHARED:
+                followers[n] = (leader[1], common)
+            else:
+                leader = (ids, n)
+                leaders.append(n)
+        return leaders, followers
+
+    def _copy_prefixes(self, followers: dict[int, tuple[int, int]]) -> None:
+        for chosen in _groups(followers, GROUP):
+            leaders = self._places([followers[n][0] for n in chosen], GROUP)
+            columns = self._columns(max(followers[n][1] for n in chosen))
+            prefixes = decoding.prefixes(self._cache, leaders, columns=columns)
+            places = self._places(chosen, GROUP)
+            self._cache = decoding.write(self._cache, prefixes, places, np.zeros_like(places))
+            for n in chosen:
+                slot, common = self._open[n], followers[n][1]
+                slot.cached, slot.unread = slot.unread[:common], slot.unread[common:]
+
+    def _prefill(self, numbers: Iterable[int]) -> None:
+        """Read the unread tokens of these slots, like lengths together, in pieces of a width."""
+        left = list(numbers)
+        while left:
+            left.sort(key=lambda n: (len(self._open[n].unread), len(self._open[n].cached), n))
+            self._run(_groups(left, GROUP), self._prefill_group, self._note_first)
+            left = [n for n in left if self._open[n].unread]
+
+    def _prefill_group(self, chosen: Sequence[int]) -> tuple[Cache, sampling.Draw]:
+        slots = [self._open[n] for n in chosen]
+        width = width_bucket(max(len(slot.unread) for slot in slots))
+        tokens_RT = np.zeros((GROUP, width), np.int32)
+        count_R = np.ones((GROUP,), np.int32)
+        for row, slot in enumerate(slots):
+            piece = slot.unread[:width]
+            tokens_RT[row, : len(piece)] = piece
+            count_R[row] = len(piece)
+        new, drawn = decoding.prefill(
+            self.params,
+            self._cache,
+            self._places(chosen, GROUP),
+            _lengths(slots, GROUP),
+            tokens_RT,
+            count_R,
+            _replies([slot.reply for slot in slots], GROUP),
+            c=self.c,
+            columns=self._columns(max(len(slot.cached) for slot in slots)),
+            truncated=any(slot.reply.how.truncates for slot in slots),
+        )
+        return new, jax.device_get(drawn)
+
+    def _note_first(self, chosen: Sequence[int], drawn: sampling.Draw) -> None:
+        """Enter what `_prefill_group` has read, and first tokens where all has been read."""
+        width = width_bucket(max(len(self._open[n].unread) for n in chosen))
+        for row, n in enumerate(chosen):
+            slot = self._open[n]
+            piece, slot.unread = slot.unread[:width], slot.unread[width:]
+            slot.cached += piece
+            self.tokens_prefilled += len(piece)
+            if not slot.unread:
+                slot.reply.add(*(x[row : row + 1] for x in drawn))
+
+    # -- decoding -----------------------------------------------------------------------------
+
+    def _decode(self, active: Sequence[int]) -> None:
+        """Decode one block of the given slots."""
+        if self._compact:
+            order = sorted(active, key=lambda n: (len(self._open[n].cached), n))
+            self._run(_groups(order, GROUP), self._decode_group, self._note_block)
+        else:
+            self._run([range(self.slots)], self._decode_group, self._note_block)
+
+    def _decode_group(self, chosen: Sequence[int]) -> tuple[Cache, decoding.Sampled]:
+        slots = [self._open.get(n, _Slot()) for n in chosen]
+        rows = GROUP if self._compact else self.slots
+        replies = [s.reply if s.reply and not self._finished(s.reply) else None for s in slots]
+        token_R = np.zeros((rows,), np.int32)
+        for row, reply in enumerate(replies):
+            token_R[row] = reply.ids[-1] if reply else 0
+        new, out = decoding.decode(
+            self.params,
+            self._cache,
+            self._places(chosen, rows),
+            _lengths(slots, rows),
+            token_R,
+            _replies(replies, rows),
+            c=self.c,
+            columns=self._columns(max(len(s.cached) for s in slots)) if self._compact else None,
+            stop_ids=self.stop_ids,
+            steps=self.block,
+            truncated=any(reply.how.truncates for reply in replies if reply),
+        )
+        return new, jax.device_get(out)
+
+    def _note_block(self, chosen: Sequence[int], out: decoding.Sampled) -> None:
+        """Enter what `_decode_group` has read and sampled."""
+        for row, n in enumerate(chosen):
+            count = int(out.count_R[row])
+            if count:
+                slot = self._open[n]
+                slot.cached += [slot.reply.ids[-1], *out.ids_RN[row, : count - 1].tolist()]
+                slot.reply.add(*(x[row, :count] for x in out[:3]))
+
+    def _finished(self, reply: _Reply) -> bool:
+        return reply.ids[-1] in self.stop_ids or len(reply.ids) == reply.budget
+
+    def _take(self, slot: _Slot) -> Ids:
+        """The finished reply of a slot; its last token is read with what follows."""
+        reply, slot.reply = slot.reply, None
+        slot.unread = reply.ids[-1:]
+        stopped = reply.ids[-1] in self.stop_ids
+        return Ids(
+            ids=tuple(reply.ids),
+            logp=tuple(reply.logp),
+            behaviour=tuple(reply.behaviour),
+            stop=StopReason.STOP if stopped else StopReason.LENGTH,
+        )
+
+    # -- arrays for the device ----------------------------------------------------------------
+
+    def _columns(self, n: int) -> int:
+        return min(column_bucket(n), self.columns)
+
+    def _places(self, numbers: Sequence[int], rows: int) -> np.ndarray:
+        """Slot of each row; rows beyond the last belong to none."""
+        out = np.full((rows,), self.slots, np.int32)
+        out[: len(numbers)] = numbers
+        return out
+
+
+def _groups(numbers: Iterable[int], size: int) -> list[list[int]]:
+    """In their order, at most `size` together."""
+    numbers = list(numbers)
+    return [numbers[start : start + size] for start in range(0, len(numbers), size)]
+
+
+def _lengths(slots: Sequence[_Slot], rows: int) -> np.ndarray:
+    """Tokens in the cache of each row's slot."""
+    out = np.zeros((rows,), np.int32)
+    out[: len(slots)] = [len(slot.cached) for slot in slots]
+    return out
+
+
+def _replies(replies: Sequence[_Reply | None], rows: int) -> decoding.Replies:
+    """What the device needs to know of each row's reply; a row without one has no budget."""
+    streams = [reply.stream for reply in replies if reply]
+    stream_RI = np.zeros((rows, len(streams[0])), np.uint32)
+    count_R, budget_R, top_k_R = (np.zeros((rows,), np.int32) for _ in range(3))
+    temperature_R, top_p_R = (np.ones((rows,), np.float32) for _ in range(2))
+    min_p_R = np.zeros((rows,), np.float32)
+    for row, reply in enumerate(replies):
+        if reply:
+            stream_RI[row], how = reply.stream, reply.how
+            count_R[row], budget_R[row] = len(reply.ids), reply.budget
+            temperature_R[row], top_p_R[row] = how.temperature, how.top_p
+            top_k_R[row], min_p_R[row] = how.top_k, how.min_p
+    how = sampling.Rows(temperature_R, top_p_R, top_k_R, min_p_R)
+    return decoding.Replies(stream_RI, count_R, budget_R, how)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of leading entries two sequences share."""
+    n = min(len(a), len(b))
+    return next((i for i in range(n) if a[i] != b[i]), n)
+
+
+def check_memory(c: ModelConfig, slots: int, columns: int, dtype: jnp.dtype) -> None:
+    """UsageError where a cache of this size is larger than what is free."""
+    needed = 2 * c.layers * slots * c.kv_heads * c.head_size * columns * jnp.dtype(dtype).itemsize
+    free = free_bytes()
+    if needed > free:
+        raise UsageError(
+            f"the key/value cache of {slots} slots of {columns} tokens takes "
+            f"{needed / 2**30:.2g} GiB, but {free / 2**30:.2g} GiB are free; lower "
+            "sampling.slots, play.context or design.max_tokens"
+        )
+
+
+def free_bytes() -> float:
+    """Memory that is free on the first device of this process; inf where nothing tells."""
+    device = jax.local_devices()[0]
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            known = dict(line.split(":") for line in file)
+        return int(known["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return math.inf

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from spade_jax.design import designer, prompts
 from spade_jax.design.corpus import Corpus
 from spade_jax.policy.conversation import Budget, stream
+from spade_jax.policy.sampling import Sampling
 from spade_jax.types import (
     CUT_OFF,
     Design,
@@ -25,7 +26,7 @@ from spade_jax.types import (
 )
 
 SKILLS = ("Logical Deduction", "Data Retrieval", "Optimization")
-BUDGET = Budget(reply=64, context=256, temperature=0.6)
+BUDGET = Budget(reply=64, context=256, sampling=Sampling(0.6))
 CODE = "class SumEnv:\n    pass\n"
 REPLY = f"A sum.\n```python\n{CODE}```"
 
@@ -115,24 +116,27 @@ class Script:
         self.replies = replies
         self.said: dict[int, list[Message]] = {}
         self.streams: dict[int, tuple[int, ...]] = {}
+        self.numbers = iter(range(len(replies)))
+        self.answered: set[int] = set()
 
-    def converse(self, dialogues: int) -> "Script":
-        assert dialogues == len(self.replies)
+    def converse(self) -> "Script":
         return self
 
-    def reply(
-        self,
-        messages: Mapping[int, Sequence[Message]],
-        streams: Mapping[int, tuple[int, ...]],
-        budget: Budget,
-    ) -> dict[int, Generation | None]:
+    def open(self) -> int:
+        return next(self.numbers)
+
+    def ask(
+        self, dialogue: int, messages: Sequence[Message], stream: tuple[int, ...], budget: Budget
+    ) -> None:
         assert budget == BUDGET
-        self.said = {i: list(new) for i, new in messages.items()}
-        self.streams = dict(streams)
-        return {
-            i: reply and Generation(ids=(i,), logp=(-1.0,), text=reply[0], stop=reply[1])
-            for i, reply in enumerate(self.replies)
-        }
+        self.said[dialogue], self.streams[dialogue] = list(messages), stream
+
+    def answers(self) -> dict[int, Generation | None]:
+        """The last question is answered first."""
+        i = max(self.said.keys() - self.answered)
+        self.answered.add(i)
+        reply = self.replies[i]
+        return {i: reply and Generation(ids=(i,), logp=(-1.0,), text=reply[0], stop=reply[1])}
 
     def record(self, dialogue: int) -> TokenRecord:
         return TokenRecord().read((5,)).wrote((dialogue,), (-1.0,))

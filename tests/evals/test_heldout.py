@@ -19,7 +19,7 @@ from spade_jax.types import Arm, Environment, Kind
 RULES = Rules(
     prompts="tiny",
     max_turns=8,
-    budget=Budget(reply=48, context=384, temperature=1.0),
+    budget=Budget(reply=48, context=384),
     return_mode="final",
     discount=1.0,
 )
@@ -77,14 +77,13 @@ def test_solvers_win_in_order_and_both_arms(items: tuple[Item, ...]) -> None:
                 (program, solution if n % 2 else ("no such answer",), True, 0)
                 for n, (program, solution) in enumerate(zip(programs, solutions, strict=True))
             ]
-            jobs = [lessons.Job(item.environment, arm, 0, item.seed) for item in chosen]
-            script = lessons.Script(parts, jobs, 8)
+            script = lessons.Script(parts)
             done: list[int] = []
             episodes = heldout.play_held_out(
-                script, sandbox, chosen, RULES, arm=arm, seed=7, wave=8, progress=done.append
+                script, sandbox, chosen, RULES, arm=arm, seed=7, seats=8, progress=done.append
             )
             assert [heldout.won(e) for e in episodes] == [0.0, 1.0] * 10
-            assert {e.arm for e in episodes} == {arm} and done == [8, 16, 20]
+            assert {e.arm for e in episodes} == {arm} and done[-1] == 20
             assert [e.seed for e in episodes] == [item.seed for item in chosen]
 
 

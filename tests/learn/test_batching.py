@@ -78,14 +78,14 @@ def test_a_conversation_that_is_too_long() -> None:
 
 def test_packing_by_hand() -> None:
     a = Row(
-        record=TokenRecord(ids=(7, 8, 9), action=(False, True, True), logp=(0.0, -0.5, -0.25)),
+        record=TokenRecord().read((7,)).wrote((8, 9), (-0.5, -0.25), (-0.25, -0.125)),
         role=Role.DESIGNER,
         advantage=2.0,
         temperature=0.6,
         logp_old=(0.0, -0.75, -0.5),
     )
     b = Row(
-        record=TokenRecord(ids=(4, 5), action=(False, True), logp=(0.0, -1.0)),
+        record=TokenRecord().read((4,)).wrote((5,), (-1.0,)),
         role=Role.AGENT,
         advantage=-1.0,
         temperature=1.0,
@@ -101,7 +101,7 @@ def test_packing_by_hand() -> None:
         "weight": [0.25, 0.25, 0.0, 0.5, 0.0, 0.0],
         "advantage": [2.0, 2.0, 0.0, -1.0, 0.0, 0.0],
         "designer": [True, True, False, False, False, False],
-        "logp_behaviour": [-0.5, -0.25, 0.0, -1.0, 0.0, 0.0],
+        "logp_behaviour": [-0.25, -0.125, 0.0, -1.0, 0.0, 0.0],
         "logp_old": [-0.75, -0.5, 0.0, -1.0, 0.0, 0.0],
         "logp_reference": [-0.5, -0.25, 0.0, -2.0, 0.0, 0.0],
     }

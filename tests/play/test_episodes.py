@@ -1,7 +1,8 @@
 """Episodes: the real sandbox, a scripted speaker, both arms of a pair."""
 
 import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -30,7 +31,7 @@ TELLS = SUM.replace(
 RULES = Rules(
     prompts="tiny",
     max_turns=4,
-    budget=Budget(reply=8, context=100, temperature=1.0),
+    budget=Budget(reply=8, context=100),
     return_mode="final",
     discount=1.0,
 )
@@ -41,45 +42,55 @@ Answer = Callable[[str, int], str | None]
 class Script:
     """Speaks by a function of the last message; notes everything it is asked."""
 
-    def __init__(self, answer: Answer, stop: StopReason = StopReason.STOP) -> None:
-        self.answer, self.stop = answer, stop
-        self.waves: list[Dialogue] = []
+    def __init__(
+        self, answer: Answer, stop: StopReason = StopReason.STOP, at_once: int | None = None
+    ) -> None:
+        """`at_once` is how many questions are answered at a time, the latest first; None: all."""
+        self.answer, self.stop, self.at_once = answer, stop, at_once
+        self.talks: list[Talk] = []
 
-    def converse(self, dialogues: int) -> "Dialogue":
-        self.waves.append(Dialogue(self, dialogues))
-        return self.waves[-1]
+    def converse(self) -> "Talk":
+        self.talks.append(Talk(self))
+        return self.talks[-1]
 
 
-class Dialogue:
-    """One wave with a script: each turn reads two ids and writes one, its number."""
+class Talk:
+    """Dialogues with a script: each turn reads two ids and writes one, its number."""
 
-    def __init__(self, script: Script, dialogues: int) -> None:
+    def __init__(self, script: Script) -> None:
         self.script = script
-        self.said: list[list[str]] = [[] for _ in range(dialogues)]
-        self.records = [TokenRecord()] * dialogues
+        self.said: list[list[str]] = []
+        self.records: list[TokenRecord] = []
+        self.replies: dict[int, Generation | None] = {}
         self.streams: list[tuple[int, ...]] = []
         self.retired: list[int] = []
+        self.most = 0  # dialogues at a time
 
-    def reply(
-        self,
-        messages: Mapping[int, Sequence[Message]],
-        streams: Mapping[int, tuple[int, ...]],
-        budget: Budget,
-    ) -> dict[int, Generation | None]:
+    def open(self) -> int:
+        self.said.append([])
+        self.records.append(TokenRecord())
+        self.most = max(self.most, len(self.said) - len(self.retired))
+        return len(self.said) - 1
+
+    def ask(
+        self, dialogue: int, messages: Sequence[Message], stream: tuple[int, ...], budget: Budget
+    ) -> None:
         assert budget == RULES.budget
-        assert set(messages) == set(streams) and not set(messages) & set(self.retired)
-        self.streams += streams.values()
-        replies: dict[int, Generation | None] = {}
-        for i, new in messages.items():
-            turn = len(self.said[i])
-            self.said[i].append(new[-1].content)
-            text = self.script.answer(new[-1].content, turn)
-            if text is None:
-                replies[i] = None
-                continue
-            self.records[i] = self.records[i].read((8, 9)).wrote((turn,), (-0.5,))
-            replies[i] = Generation(ids=(turn,), logp=(-0.5,), text=text, stop=self.script.stop)
-        return replies
+        assert dialogue not in self.replies and dialogue not in self.retired
+        self.streams.append(stream)
+        turn = len(self.said[dialogue])
+        self.said[dialogue].append(messages[-1].content)
+        text = self.script.answer(messages[-1].content, turn)
+        self.replies[dialogue] = None
+        if text is not None:
+            self.records[dialogue] = self.records[dialogue].read((8, 9)).wrote((turn,), (-0.5,))
+            self.replies[dialogue] = Generation(
+                ids=(turn,), logp=(-0.5,), text=text, stop=self.script.stop
+            )
+
+    def answers(self) -> dict[int, Generation | None]:
+        chosen = sorted(self.replies, reverse=True)[: self.script.at_once]
+        return {i: self.replies.pop(i) for i in chosen}
 
     def record(self, dialogue: int) -> TokenRecord:
         return self.records[dialogue]
@@ -117,7 +128,7 @@ def jobs(code: str, *, arm: Arm = Arm.PLAIN, plays: int = 1, kind: Kind = Kind.G
 def play(
     sandbox: Sandbox, script: Script, chosen: Sequence[Job], rules: Rules = RULES, **options: object
 ) -> list[Episode]:
-    options = {"seed": 1, "iteration": 0, "wave": 8} | options
+    options = {"seed": 1, "iteration": 0, "seats": 8} | options
     return episodes.play(script, sandbox, chosen, rules, **options)
 
 
@@ -163,7 +174,7 @@ def test_pairs_differ_by_the_hint_alone(sandbox: Sandbox) -> None:
     plain, hinted = jobs(SUM, plays=3), jobs(SUM, arm=Arm.HINTED, plays=3)
     script = Script(say("\\boxed{0}"))
     played = play(sandbox, script, [*plain, *hinted])
-    [wave] = script.waves
+    [talk] = script.talks
     assert len({episode.turns[0].observation for episode in played}) == 3
     for k in range(3):
         a, b = played[k], played[3 + k]
@@ -172,7 +183,7 @@ def test_pairs_differ_by_the_hint_alone(sandbox: Sandbox) -> None:
         assert a.turns[0].observation == b.turns[0].observation
         assert (a.hint, a.hint_leaks, b.hint_leaks) == (None, False, False)
         assert b.hint.startswith("The tens make ")
-        assert wave.said[3 + k] == [f"{wave.said[k][0]}\nHint: {b.hint}"]
+        assert talk.said[3 + k] == [f"{talk.said[k][0]}\nHint: {b.hint}"]
 
 
 def test_a_hint_that_holds_the_answer(sandbox: Sandbox) -> None:
@@ -190,7 +201,7 @@ def test_a_reply_without_an_action_costs_a_turn(sandbox: Sandbox) -> None:
     refusal = prompts.no_action(Kind.GAME, "tiny")
     seen = [turn.observation for turn in episode.turns]
     assert seen == ["go", refusal, "move 0", refusal], "only actions step the environment"
-    assert script.waves[0].said[0] == seen
+    assert script.talks[0].said[0] == seen
     assert (episode.end, episode.episode_return) == (EpisodeEnd.TURNS, 0.0)
 
 
@@ -266,31 +277,48 @@ def test_results_come_in_the_jobs_order(sandbox: Sandbox) -> None:
     ]
     done: list[int] = []
     script = Script(lambda said, turn: add(said, turn) if "Bees" in said else "\\boxed{1}")
-    played = play(sandbox, script, chosen, wave=5, progress=done.append)
+    played = play(sandbox, script, chosen, seats=5, progress=done.append)
     assert [(e.environment_id, e.arm, e.play, e.seed) for e in played] == [
         (j.environment.id, j.arm, j.play, j.seed) for j in chosen
     ]
-    assert done == [5, 10, 12]
-    assert [len(wave.said) for wave in script.waves] == [5, 5, 2]
-    for wave in script.waves:
-        assert sorted(wave.retired) == list(range(len(wave.said))), "each is retired once"
-    assert play(sandbox, script, chosen, wave=12) == played, "waves change no episode"
+    assert done == sorted(set(done)) and done[-1] == 12
+    [talk] = script.talks
+    assert talk.most == 5, "a seat that becomes free is taken"
+    assert sorted(talk.retired) == list(range(12)), "each is retired once"
+    assert play(sandbox, script, chosen, seats=12) == played, "seats change no episode"
 
 
-def test_waves_keep_like_with_like() -> None:
-    def job(kind: Kind, skill: str) -> Job:
-        return Job(
-            Environment(id="", kind=kind, skill=skill, code="", iteration=0), Arm.PLAIN, 0, 0
-        )
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_each_goes_on_when_it_is_answered(sandbox: Sandbox, overlap: bool, at_once: int) -> None:
+    """Whatever order replies come in, the episodes are the same."""
+    chosen = [*jobs(SEARCH, plays=4), *jobs(SUM, arm=Arm.HINTED, plays=4)]
+    rules = dataclasses.replace(RULES, overlap=overlap)
 
-    chosen = [
-        job(Kind.TOOL_USE, "A"),
-        *(job(Kind.GAME, skill) for skill in "CBCB"),
-        job(Kind.TOOL_USE, "A"),
-    ]
-    # tools first, since their skill is; then the games, skill B before C, three at a time
-    assert episodes.waves(chosen, 3) == [[0, 5], [2, 4, 1], [3]]
-    assert episodes.waves([], 3) == []
+    def answer(said: str, turn: int) -> str:
+        return add(said, turn) if "Bees" in said else f"\\boxed{{{turn}}}"
+
+    usual = play(sandbox, Script(answer), chosen)
+    script = Script(answer, at_once=at_once)
+    assert play(sandbox, script, chosen, rules, seats=3) == usual
+    assert [episode.episode_return for episode in usual[4:]] == [1.0] * 4
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_speaker_goes_on_while_an_environment_works(sandbox: Sandbox, overlap: bool) -> None:
+    """Three quick episodes pass beside the first step of a slow one, or wait for it."""
+    slow = game(step="sum(range(6 * 10**7))")
+    said: list[str] = []
+
+    def answer(observation: str, turn: int) -> str:
+        said.append("quick" if "Bees" in observation else "slow")
+        return add(observation, turn) if "Bees" in observation else "\\boxed{1}"
+
+    rules = dataclasses.replace(RULES, overlap=overlap, max_turns=2)
+    play(sandbox, Script(answer), [*jobs(slow), *jobs(SUM, plays=3)], rules, seats=2)
+    assert collections.Counter(said) == {"slow": 2, "quick": 3}
+    assert (said[-1] == "slow") is overlap
+    assert overlap or said[2:4].count("slow") == 1
 
 
 def test_every_reply_has_a_stream_of_its_own(sandbox: Sandbox) -> None:
@@ -298,12 +326,12 @@ def test_every_reply_has_a_stream_of_its_own(sandbox: Sandbox) -> None:
         script = Script(say("\\boxed{0}"))
         chosen = [*jobs(SEARCH, plays=2), *jobs(SEARCH, arm=Arm.HINTED, plays=2)]
         play(sandbox, script, chosen, **options)
-        return [stream for wave in script.waves for stream in wave.streams]
+        return [stream for talk in script.talks for stream in talk.streams]
 
     first = streams()
     assert len(set(first)) == len(first) == 4 * RULES.max_turns
-    assert streams(wave=1) != first, "the order differs"
-    assert collections.Counter(streams(wave=1)) == collections.Counter(first)
+    assert streams(seats=1) != first, "the order differs"
+    assert collections.Counter(streams(seats=1)) == collections.Counter(first)
     assert not set(streams(iteration=1)) & set(first)
     assert not set(streams(seed=2)) & set(first)
 

@@ -19,7 +19,7 @@ from spade_jax.types import Arm, Kind
 RULES = Rules(
     prompts="tiny",
     max_turns=8,
-    budget=Budget(reply=48, context=384, temperature=1.0),
+    budget=Budget(reply=48, context=384),
     return_mode="final",
     discount=1.0,
 )
@@ -178,7 +178,7 @@ def test_careful_players_win_and_careless_ones_mostly_lose(sandbox: Sandbox) -> 
         ]
         jobs = [lessons.Job(e, Arm.PLAIN, 0, 11) for e in environments]
         episodes = lessons.play(
-            lessons.Script(parts, jobs, 64), sandbox, jobs, RULES, seed=5, iteration=0, wave=64
+            lessons.Script(parts), sandbox, jobs, RULES, seed=5, iteration=0, seats=64
         )
         for program, episode in zip(programs, episodes, strict=True):
             wins[careful][program.family] += episode.episode_return == 1.0

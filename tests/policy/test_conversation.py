@@ -1,18 +1,22 @@
 """Conversations: append-only records in which what is trained is what was sampled."""
 
+import dataclasses
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spade_jax.policy.conversation import Budget, Policy, stream
+from spade_jax.policy.conversation import Budget, Conversations, Policy, reply_each, stream
 from spade_jax.policy.model import ModelConfig, Params
+from spade_jax.policy.sampler import Sampler
+from spade_jax.policy.sampling import Sampling
 from spade_jax.policy.tokenizer import ChatTokenizer
 from spade_jax.types import Generation, Message, StopReason, TokenRecord
 from tests.policy.small import UNTIED, random_params
 
 CONTEXT = 200
-BUDGET = Budget(reply=16, context=CONTEXT, temperature=0.6)
+BUDGET = Budget(reply=16, context=CONTEXT, sampling=Sampling(temperature=0.6))
 DIALOGUES = 6
 
 
@@ -31,8 +35,22 @@ def inclined(c: ModelConfig, token: int) -> Params:
 def policy(tokenizer_folder: Path) -> Policy:
     tokenizer = ChatTokenizer(tokenizer_folder)
     c = ModelConfig(**{**vars(UNTIED), "vocab": tokenizer.vocab})
-    params = inclined(c, tokenizer.end_id)
-    return Policy(params, c, tokenizer, compute_dtype="float32", version=3)
+    return made(inclined(c, tokenizer.end_id), c, tokenizer)
+
+
+def made(params: Params, c: ModelConfig, tokenizer: ChatTokenizer, slots: int = 8) -> Policy:
+    sampler = Sampler(
+        params, c, slots=slots, context=256, stop_ids=tokenizer.stop_ids, dtype=jnp.float32
+    )
+    return Policy(sampler, tokenizer, version=3)
+
+
+def begin(policy: Policy, count: int) -> Conversations:
+    """Dialogues numbered from 0, with none of an earlier test's left."""
+    policy.sampler.load(policy.sampler.params)
+    dialogues = policy.converse()
+    assert [dialogues.open() for _ in range(count)] == list(range(count))
+    return dialogues
 
 
 def say(dialogue: int, turn: int) -> tuple[Message, ...]:
@@ -43,13 +61,13 @@ def say(dialogue: int, turn: int) -> tuple[Message, ...]:
 
 def talk(policy: Policy, turns: int) -> tuple[list[TokenRecord], list[list[Generation | None]]]:
     """Records after, and replies of, some turns in all dialogues that have room."""
-    dialogues = policy.converse(DIALOGUES)
+    dialogues = begin(policy, DIALOGUES)
     replies: list[list[Generation | None]] = [[] for _ in range(DIALOGUES)]
     for turn in range(turns):
         before = [dialogues.record(i) for i in range(DIALOGUES)]
         said = {i: say(i, turn) for i in range(DIALOGUES)}
         streams = {i: stream(1, "talk", i, turn) for i in range(DIALOGUES)}
-        answers = dialogues.reply(said, streams, BUDGET)
+        answers = reply_each(dialogues, said, streams, BUDGET)
         assert list(answers) == list(range(DIALOGUES))
         for i in range(DIALOGUES):
             replies[i].append(answers[i])
@@ -112,31 +130,30 @@ def test_a_reply_is_cut_to_the_room_left(policy: Policy) -> None:
     room, lengths = 2, []
     for i in range(DIALOGUES):
         prompt = policy.tokenizer.prompt(say(i, 0))
-        budget = Budget(reply=16, context=len(prompt) + room, temperature=0.6)
-        [reply] = policy.converse(1).reply({0: say(i, 0)}, {0: stream(1, "", i)}, budget).values()
-        lengths.append(len(reply.ids))
+        budget = Budget(reply=16, context=len(prompt) + room)
+        replies = reply_each(begin(policy, 1), {0: say(i, 0)}, {0: stream(1, "", i)}, budget)
+        lengths.append(len(replies[0].ids))
     assert max(lengths) == room  # each reaches it but for one chance in eight
 
 
 def test_a_message_without_room_is_not_read(policy: Policy) -> None:
-    dialogues = policy.converse(2)
+    dialogues = begin(policy, 2)
     said = {0: say(0, 0), 1: (Message(role="user", content="x" * CONTEXT),)}
-    replies = dialogues.reply(said, {i: stream(1, "", i) for i in range(2)}, BUDGET)
+    replies = reply_each(dialogues, said, {i: stream(1, "", i) for i in range(2)}, BUDGET)
     assert replies[0] is not None
     assert replies[1] is None
     assert dialogues.record(1) == TokenRecord()
     only = {1: said[1]}
-    assert dialogues.reply(only, {1: stream(1, "", 1)}, BUDGET) == {1: None}
+    assert reply_each(dialogues, only, {1: stream(1, "", 1)}, BUDGET) == {1: None}
 
 
 def test_the_models_own_length_is_a_bound(policy: Policy) -> None:
-    c = ModelConfig(**{**vars(policy.config), "max_positions": 30})
-    short = Policy(policy.params, c, policy.tokenizer, compute_dtype="float32")
-    dialogues = short.converse(1)
+    c = dataclasses.replace(policy.sampler.c, max_positions=30)
+    dialogues = begin(made(policy.sampler.params, c, policy.tokenizer), 1)
     hello = {0: (Message(role="user", content="hi"),)}
-    dialogues.reply(hello, {0: stream(1, "", 0)}, BUDGET)
+    reply_each(dialogues, hello, {0: stream(1, "", 0)}, BUDGET)
     assert len(dialogues.record(0).ids) <= 30
-    assert dialogues.reply(hello, {0: stream(1, "", 1)}, BUDGET) == {0: None}
+    assert reply_each(dialogues, hello, {0: stream(1, "", 1)}, BUDGET) == {0: None}
 
 
 def test_tokens_are_counted(policy: Policy) -> None:
@@ -148,14 +165,58 @@ def test_tokens_are_counted(policy: Policy) -> None:
 
 
 def test_retired_dialogues_keep_their_record(policy: Policy) -> None:
-    dialogues = policy.converse(2)
+    dialogues = begin(policy, 2)
     streams = {i: stream(1, "", i) for i in range(2)}
-    dialogues.reply({i: say(i, 0) for i in range(2)}, streams, BUDGET)
+    reply_each(dialogues, {i: say(i, 0) for i in range(2)}, streams, BUDGET)
     record = dialogues.record(0)
     dialogues.retire([0])
-    dialogues.reply({1: say(1, 1)}, {1: stream(1, "", 2)}, BUDGET)
+    assert policy.sampler.free == policy.sampler.slots - 1
+    reply_each(dialogues, {1: say(1, 1)}, {1: stream(1, "", 2)}, BUDGET)
     assert dialogues.record(0) == record
     assert len(dialogues.record(1).ids) > len(record.ids)
+
+
+def test_dialogues_wait_for_a_slot(policy: Policy) -> None:
+    """With two slots the third has to wait until one is retired, and then says the same."""
+    few = made(policy.sampler.params, policy.sampler.c, policy.tokenizer, slots=2)
+    dialogues = begin(few, 3)
+    for i in range(3):
+        dialogues.ask(i, say(i, 0), stream(1, "", i), BUDGET)
+    replies: dict[int, Generation | None] = {}
+    while len(replies) < 2:
+        replies |= dialogues.answers()
+    assert not few.sampler.busy and dialogues.answers() == {}
+    dialogues.retire([0])
+    while len(replies) < 3:
+        replies |= dialogues.answers()
+    many = begin(policy, 3)
+    streams = {i: stream(1, "", i) for i in range(3)}
+    usual = reply_each(many, {i: say(i, 0) for i in range(3)}, streams, BUDGET)
+    assert {i: r.ids for i, r in replies.items()} == {i: r.ids for i, r in usual.items()}
+
+
+def test_a_dialogue_can_be_left_while_it_waits(policy: Policy) -> None:
+    few = made(policy.sampler.params, policy.sampler.c, policy.tokenizer, slots=1)
+    dialogues = begin(few, 3)
+    for i in range(3):
+        dialogues.ask(i, say(i, 0), stream(1, "", i), BUDGET)
+    dialogues.answers()
+    dialogues.retire([0, 1])
+    replies: dict[int, Generation | None] = {}
+    while not replies:
+        replies = dialogues.answers()
+    assert list(replies) == [2]
+    assert dialogues.record(1) == TokenRecord()
+
+
+def test_truncated_sampling_keeps_both_log_probabilities(policy: Policy) -> None:
+    budget = dataclasses.replace(BUDGET, sampling=Sampling(top_k=2))
+    dialogues = begin(policy, 1)
+    reply_each(dialogues, {0: say(0, 0)}, {0: stream(1, "", 0)}, budget)
+    record = dialogues.record(0)
+    own = np.flatnonzero(record.action)
+    assert all(record.behaviour[t] > record.logp[t] for t in own)
+    assert all(record.behaviour[t] == record.logp[t] == 0 for t in range(own[0]))
 
 
 def test_streams_have_names() -> None:

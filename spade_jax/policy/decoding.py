@@ -1,0 +1,280 @@
+"""Prefill and decoding on the device: a cache of slots, written once a block.
+
+The cache holds the keys and values of every slot's tokens, in the slot's own columns from 0 on.
+`prefill` and `decode` only read it: what they add is kept in a small buffer beside it, whose
+columns advance for all rows at once, and which `write` then puts into each slot's own place. A
+program that both read and wrote the large arrays would copy them.
+
+A few layers lie in arrays of their own, many in one array that is scanned over.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from spade_jax.policy import model, sampling
+from spade_jax.policy.model import UNROLLED, ModelConfig, Params
+
+
+class Cache(NamedTuple):
+    """Keys (G,B,K,C,S) and values (G,B,K,S,C) of each group of G layers.
+
+    Head size before length in the keys: on a CPU that is several times faster when one query
+    meets a long cache. What lies beyond a slot's length means nothing.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+
+
+def groups(c: ModelConfig) -> int:
+    """Into how many arrays the layers are divided."""
+    return c.layers if c.layers <= UNROLLED else 1
+
+
+def empty_cache(c: ModelConfig, slots: int, columns: int, dtype: jnp.dtype) -> Cache:
+    """A cache with room for `columns` tokens in each slot."""
+    n = groups(c)
+    shape = (c.layers // n, slots, c.kv_heads)
+    return Cache(
+        keys=tuple(jnp.zeros((*shape, c.head_size, columns), dtype) for _ in range(n)),
+        values=tuple(jnp.zeros((*shape, columns, c.head_size), dtype) for _ in range(n)),
+    )
+
+
+def read(cache: Cache, slots_R: jax.Array, columns: int) -> Cache:
+    """The first `columns` of the given slots; a slot beyond the last gives anything."""
+    return Cache(
+        keys=tuple(k.at[:, slots_R, :, :, :columns].get(mode="clip") for k in cache.keys),
+        values=tuple(v.at[:, slots_R, :, :columns].get(mode="clip") for v in cache.values),
+    )
+
+
+@functools.partial(jax.jit, donate_argnames=("cache",))
+def write(cache: Cache, new: Cache, slots_R: jax.Array, start_R: jax.Array) -> Cache:
+    """Put the columns of `new` into the given slots from `start_R` on; a slot beyond the last is
+    none, and its row is dropped."""
+
+    def put(old: jax.Array, new: jax.Array, length_axis: int) -> jax.Array:
+        numbers = jax.lax.ScatterDimensionNumbers(
+            update_window_dims=(0, 2, 3, 4),
+            inserted_window_dims=(1,),
+            scatter_dims_to_operand_dims=(1, length_axis),
+        )
+        places_R2 = jnp.stack([slots_R, start_R], axis=1)
+        return jax.lax.scatter(old, places_R2, new, numbers, mode="drop")
+
+    return Cache(
+        keys=tuple(put(a, b, 4) for a, b in zip(cache.keys, new.keys, strict=True)),
+        values=tuple(put(a, b, 3) for a, b in zip(cache.values, new.values, strict=True)),
+    )
+
+
+def advance(
+    params: Params,
+    old: Cache,
+    length_R: jax.Array,
+    recent: Cache,
+    column: jax.Array,
+    tokens_RT: jax.Array,
+    c: ModelConfig,
+) -> tuple[jax.Array, Cache]:
+    """Hidden vectors (R, T, D) of T more tokens a row, and `recent` with their columns filled.
+
+    Each token sees its row's first `length_R` columns of `old`, the first `column` columns of
+    `recent`, and the tokens before it and itself.
+    """
+    t = tokens_RT.shape[1]
+    positions_RT = length_R[:, None] + column + jnp.arange(t)[None, :]
+    angles = model.rotary_angles(positions_RT, c)
+    n_old, n_recent = old.keys[0].shape[4], recent.keys[0].shape[4]
+    old_RTS = jnp.arange(n_old)[None, None, :] < length_R[:, None, None]
+    recent_TN = jnp.arange(n_recent)[None, :] <= column + jnp.arange(t)[:, None]
+    visible_RTS = jnp.concatenate(
+        [
+            jnp.broadcast_to(old_RTS, (len(length_R), t, n_old)),
+            jnp.broadcast_to(recent_TN[None], (len(length_R), t, n_recent)),
+        ],
+        axis=-1,
+    )
+    dtype = old.keys[0].dtype
+
+    def layer(x_RTD: jax.Array, parts: tuple) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        p, old_k, old_v, recent_k, recent_v = parts
+        q_RTHC, k_RTKC, v_RTKC = model.project(p, x_RTD, angles, c)
+        recent_k = jax.lax.dynamic_update_slice(
+            recent_k, k_RTKC.transpose(0, 2, 3, 1), (0, 0, 0, column)
+        )
+        recent_v = jax.lax.dynamic_update_slice(
+            recent_v, v_RTKC.transpose(0, 2, 1, 3), (0, 0, column, 0)
+        )
+        out_RTHC = attend(q_RTHC, ((old_k, old_v), (recent_k, recent_v)), visible_RTS)
+        return model.finish_layer(p, x_RTD, out_RTHC, c), (recent_k, recent_v)
+
+    x_RTD = model.embed(params, tokens_RT, dtype)
+    keys, values, size = [], [], c.layers // groups(c)
+    for g in range(groups(c)):
+        weights = jax.tree.map(lambda a, g=g: a[g * size : (g + 1) * size], params["layers"])
+        parts = (weights, old.keys[g], old.values[g], recent.keys[g], recent.values[g])
+        x_RTD, (k, v) = jax.lax.scan(layer, x_RTD, parts, unroll=size == 1)
+        keys.append(k)
+        values.append(v)
+    return x_RTD, Cache(tuple(keys), tuple(values))
+
+
+def attend(
+    q_RTHC: jax.Array, parts: tuple[tuple[jax.Array, jax.Array], ...], visible_RTS: jax.Array
+) -> jax.Array:
+    """Attention over keys (R,K,C,S) and values (R,K,S,C) that lie in several parts."""
+    r, t, h, size = q_RTHC.shape
+    kv = parts[0][0].shape[1]
+    q_RKXC = q_RTHC.reshape(r, t, kv, h // kv, size).transpose(0, 2, 3, 1, 4)
+    q_RKXC = q_RKXC.reshape(r, kv, (h // kv) * t, size) * size**-0.5
+    scores = jnp.concatenate(
+        [
+            jnp.einsum("RKXC,RKCS->RKXS", q_RKXC, k, preferred_element_type=jnp.float32)
+            for k, _ in parts
+        ],
+        axis=-1,
+    )
+    mask = visible_RTS[:, None, None, :, :]
+    scores = jnp.where(mask, scores.reshape(r, kv, h // kv, t, -1), -1e30)
+    weights = jax.nn.softmax(scores, axis=-1).reshape(r, kv, (h // kv) * t, -1)
+    out, start = 0.0, 0
+    for _, v in parts:
+        end = start + v.shape[2]
+        out += jnp.einsum("RKXS,RKSC->RKXC", weights[..., start:end].astype(v.dtype), v)
+        start = end
+    out = out.reshape(r, kv, h // kv, t, size).transpose(0, 3, 1, 2, 4)
+    return out.reshape(r, t, h, size)
+
+
+class Replies(NamedTuple):
+    """State of the replies of R rows, as integers and floats of the host's record."""
+
+    stream_RI: jax.Array  # uint32: names the random stream
+    count_R: jax.Array  # int32: tokens sampled so far
+    budget_R: jax.Array  # int32: most tokens; 0 leaves a row alone
+    how: sampling.Rows
+
+
+class Sampled(NamedTuple):
+    """New tokens: ids and both log-probabilities (R, N), and how many of them count."""
+
+    ids_RN: jax.Array
+    logp_RN: jax.Array
+    behaviour_RN: jax.Array
+    count_R: jax.Array
+
+
+def _draw(
+    params: Params,
+    x_RD: jax.Array,
+    replies: Replies,
+    count_R: jax.Array,
+    c: ModelConfig,
+    truncated: bool,
+) -> sampling.Draw:
+    """Token number `count_R` of every reply, from the last hidden vectors."""
+    x_RD = model.rms_norm(x_RD, params["final_norm"], c.norm_eps)
+    keys_R = jax.vmap(sampling.stream_key)(replies.stream_RI)
+    keys_R = jax.vmap(jax.random.fold_in)(keys_R, count_R)
+    logits_RV = model.logits(params, x_RD, c)
+    return sampling.draw(logits_RV, keys_R, replies.how, truncated=truncated)
+
+
+@functools.partial(jax.jit, static_argnames=("c", "columns", "truncated"))
+def prefill(
+    params: Params,
+    cache: Cache,
+    slots_R: jax.Array,
+    length_R: jax.Array,
+    tokens_RT: jax.Array,
+    count_R: jax.Array,
+    replies: Replies,
+    *,
+    c: ModelConfig,
+    columns: int,
+    truncated: bool,
+) -> tuple[Cache, sampling.Draw]:
+    """Keys and values of `count_R` tokens after each slot's `length_R`, and the token drawn next.
+
+    `columns` is at least every length. Rows are padded on the right.
+    """
+    old = read(cache, slots_R, columns)
+    r, t = tokens_RT.shape
+    zeros = empty_cache(c, r, t, cache.keys[0].dtype)
+    x_RTD, new = advance(params, old, length_R, zeros, jnp.zeros((), jnp.int32), tokens_RT, c)
+    last_RD = jnp.take_along_axis(x_RTD, (count_R - 1)[:, None, None], axis=1)[:, 0]
+    drawn = _draw(params, last_RD, replies, jnp.zeros_like(count_R), c, truncated)
+    return new, drawn
+
+
+@functools.partial(jax.jit, static_argnames=("c", "columns", "stop_ids", "steps", "truncated"))
+def decode(
+    params: Params,
+    cache: Cache,
+    slots_R: jax.Array,
+    length_R: jax.Array,
+    token_R: jax.Array,
+    replies: Replies,
+    *,
+    c: ModelConfig,
+    columns: int | None,
+    stop_ids: tuple[int, ...],
+    steps: int,
+    truncated: bool,
+) -> tuple[Cache, Sampled]:
+    """Sample up to `steps` tokens after `token_R`, the last one of each reply so far.
+
+    Returns the keys and values of the tokens read, and those sampled. A row ends at a stop id and
+    at its budget. The last token sampled is not read: it enters with the tokens that follow.
+    Without `columns` the rows are all slots in their order, and the cache is read where it lies.
+    """
+    old = cache if columns is None else read(cache, slots_R, columns)
+    rows = len(slots_R)
+
+    class Loop(NamedTuple):
+        step: jax.Array
+        recent: Cache
+        token_R: jax.Array
+        active_R: jax.Array
+        out: Sampled
+
+    def body(s: Loop) -> Loop:
+        x_R1D, recent = advance(params, old, length_R, s.recent, s.step, s.token_R[:, None], c)
+        drawn = _draw(params, x_R1D[:, 0], replies, replies.count_R + s.step, c, truncated)
+        out = Sampled(
+            ids_RN=s.out.ids_RN.at[:, s.step].set(drawn.token_B),
+            logp_RN=s.out.logp_RN.at[:, s.step].set(drawn.logp_B),
+            behaviour_RN=s.out.behaviour_RN.at[:, s.step].set(drawn.behaviour_B),
+            count_R=s.out.count_R + s.active_R,
+        )
+        stop_R = functools.reduce(jnp.logical_or, [drawn.token_B == i for i in stop_ids])
+        left_R = replies.count_R + out.count_R < replies.budget_R
+        return Loop(s.step + 1, recent, drawn.token_B, s.active_R & ~stop_R & left_R, out)
+
+    nothing = Sampled(
+        ids_RN=jnp.zeros((rows, steps), jnp.int32),
+        logp_RN=jnp.zeros((rows, steps), jnp.float32),
+        behaviour_RN=jnp.zeros((rows, steps), jnp.float32),
+        count_R=jnp.zeros((rows,), jnp.int32),
+    )
+    recent = empty_cache(c, rows, steps, cache.keys[0].dtype)
+    active_R = replies.count_R < replies.budget_R
+    end = jax.lax.while_loop(
+        lambda s: jnp.any(s.active_R) & (s.step < steps),
+        body,
+        Loop(jnp.zeros((), jnp.int32), recent, token_R, active_R, nothing),
+    )
+    return end.recent, end.out
+
+
+@functools.partial(jax.jit, static_argnames=("columns",))
+def prefixes(cache: Cache, slots_R: jax.Array, *, columns: int) -> Cache:
+    """`read` as a program of its own."""
+    return read(cache, slots_R, columns)
