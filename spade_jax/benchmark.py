@@ -131,13 +131,13 @@ def measure_loop(
     def rate(stage: str, count: Callable[[Made], float]) -> float:
         return statistics.median(count(p.made) / p.seconds[stage] for p in passes)
 
-    played = [e for p in passes for e in p.made.episodes if any(e.record.action)]
-    prompt = round(statistics.median(e.record.action.index(True) for e in played))
+    played = [e for p in passes for e in p.made.episodes if e.records]
+    prompt = round(statistics.median(e.records[0].action.index(True) for e in played))
     decoding, prefill = sampling_rates(run, state, prompt)
     with run_setup.bundled_corpus(c) as documents:
         environments = bundled_pool(c.seed, c.design.num_envs, c.skills, documents)
     processes, resets, steps = sandbox_rates(run, environments)
-    tokens = rate("play", lambda m: sum(sum(e.record.action) for e in m.episodes))
+    tokens = rate("play", lambda m: sum(e.tokens_sampled for e in m.episodes))
     actions = rate("play", lambda m: sum(t.action is not None for e in m.episodes for t in e.turns))
     learned = rate("learn", lambda m: sum(len(s.record.ids) for s in m.samples if s.advantage))
     return [

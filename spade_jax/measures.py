@@ -73,7 +73,7 @@ def of_play(episodes: Sequence[Episode], pool: Sequence[PoolEntry]) -> Measured:
         "agent/return_mean": _mean(_returns(plain)),
         "agent/success": _mean([won(e) for e in plain]),
         "agent/turns_mean": _mean([len(e.turns) for e in plain]),
-        "agent/reply_tokens_mean": _ratio(sum(sum(e.record.action) for e in plain), len(replies)),
+        "agent/reply_tokens_mean": _ratio(sum(e.tokens_sampled for e in plain), len(replies)),
         "agent/truncated_share": _mean([e.truncated for e in plain]),
         "agent/no_action_share": _mean([turn.action is None for turn in replies]),
         "play/failed_share": _mean([e.failure is not None for e in episodes]),

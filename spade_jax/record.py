@@ -66,7 +66,7 @@ def write_episodes(workdir: Path, iteration: int, episodes: Sequence[Episode], m
     lines = []
     for episode in episodes[::every]:
         line = msgspec.to_builtins(episode)
-        line["tokens"] = len(line.pop("record")["ids"])
+        line["tokens"] = sum(len(row["ids"]) for row in line.pop("records"))
         lines.append(json.dumps(line, ensure_ascii=False))
     text = "".join(line + "\n" for line in lines)
     (folder / f"{iteration:06d}.jsonl").write_text(text, encoding="utf-8")

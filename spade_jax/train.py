@@ -259,9 +259,10 @@ def compare_agent(
             c.advantage.agent, returns[environment_id], host.baselines.get(environment_id)
         )
         samples += [
-            Sample(role=Role.AGENT, record=e.record, advantage=value, version=version)
+            Sample(role=Role.AGENT, record=record, advantage=value, version=version)
             for e, value in zip(group, values, strict=True)
             if value is not None and not (c.play.mask_truncated and e.truncated)
+            for record in e.records
         ]
     baselines = advantages.update_baselines(host.baselines, returns, c.advantage.ema_decay)
     return samples, dataclasses.replace(host, baselines=baselines)

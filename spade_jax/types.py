@@ -315,7 +315,9 @@ class Episode:
     """One play of one instance. `seed` fixes the instance; both arms of a pair share it.
 
     `episode_return` is None for a failed episode, which enters no statistic and no loss.
-    `hint_leaks` is true where the hint of the hinted arm held the answer.
+    `hint_leaks` is true where the hint of the hinted arm held the answer. `records` are the rows it
+    is trained in: one, or one a turn where the chat template drops earlier thinking; none where
+    the policy said nothing.
     """
 
     environment_id: str
@@ -324,7 +326,7 @@ class Episode:
     seed: int
     turns: tuple[Turn, ...]
     end: EpisodeEnd
-    record: TokenRecord
+    records: tuple[TokenRecord, ...]
     episode_return: float | None
     hint: str | None = None
     hint_leaks: bool = False
@@ -333,6 +335,11 @@ class Episode:
     @property
     def truncated(self) -> bool:
         return self.end in (EpisodeEnd.TURNS, EpisodeEnd.TOKENS)
+
+    @property
+    def tokens_sampled(self) -> int:
+        """Tokens the policy wrote."""
+        return sum(sum(record.action) for record in self.records)
 
 
 # -- scoring and learning ---------------------------------------------------------------------

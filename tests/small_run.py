@@ -137,17 +137,17 @@ class ScriptedDialogues:
 
     def __init__(self, policy: Scripted) -> None:
         self.policy = policy
-        self.records: list[TokenRecord] = []
+        self.tokens: list[TokenRecord] = []
         self.replies: dict[int, Generation | None] = {}
 
     def open(self) -> int:
-        self.records.append(TokenRecord())
-        return len(self.records) - 1
+        self.tokens.append(TokenRecord())
+        return len(self.tokens) - 1
 
     def ask(
         self, dialogue: int, messages: Sequence[Message], stream: tuple[int, ...], budget: Budget
     ) -> None:
-        tokenizer, record = self.policy.tokenizer, self.records[dialogue]
+        tokenizer, record = self.policy.tokenizer, self.tokens[dialogue]
         text = self.policy.answer(messages, stream)
         ids = (*tokenizer.encode(text), tokenizer.end_id)
         logp = (-math.log(tokenizer.vocab),) * len(ids)
@@ -156,7 +156,7 @@ class ScriptedDialogues:
             if record.ids
             else tokenizer.prompt(messages)
         )
-        self.records[dialogue] = record.read(new).wrote(ids, logp)
+        self.tokens[dialogue] = record.read(new).wrote(ids, logp)
         self.replies[dialogue] = Generation(ids=ids, logp=logp, text=text, stop=StopReason.STOP)
         self.policy.tokens_sampled += len(ids)
 
@@ -164,8 +164,8 @@ class ScriptedDialogues:
         replies, self.replies = self.replies, {}
         return replies
 
-    def record(self, dialogue: int) -> TokenRecord:
-        return self.records[dialogue]
+    def records(self, dialogue: int) -> tuple[TokenRecord, ...]:
+        return (self.tokens[dialogue],)
 
     def retire(self, dialogues: Sequence[int]) -> None:
         pass

@@ -50,7 +50,7 @@ def episode(
         seed=0,
         turns=tuple(Turn(observation="", reply="", action=a, reward=0.0) for a in actions),
         end=EpisodeEnd.FAILED if value is None else end,
-        record=TokenRecord().read((1,)).wrote((2,) * tokens, (0.0,) * tokens),
+        records=(TokenRecord().read((1,)).wrote((2,) * tokens, (0.0,) * tokens),),
         episode_return=value,
         hint_leaks=leaks,
         failure=TIMEOUT if value is None else None,

@@ -55,7 +55,7 @@ def episode(play: int, value: float | None = 1.0) -> Episode:
         seed=play,
         turns=(Turn(observation="Größe?", reply="\\boxed{2}", action="2", reward=1.0),),
         end=EpisodeEnd.TERMINATED,
-        record=TokenRecord().read((1, 2)).wrote((3,), (-0.5,)),
+        records=(TokenRecord().read((1,)).wrote((2,), (-0.5,)), TokenRecord().read((3,))),
         episode_return=value,
     )
 
@@ -98,7 +98,7 @@ def test_transcripts_kept_are_spread_over_all(tmp_path: Path, most: int, kept: l
     text = (tmp_path / "episodes" / "000012.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     assert [line["play"] for line in lines] == kept
-    assert lines[0]["tokens"] == 3 and "record" not in lines[0]
+    assert lines[0]["tokens"] == 3 and "records" not in lines[0]
     assert lines[0]["turns"][0]["observation"] == "Größe?" in text
 
 
@@ -114,7 +114,7 @@ def test_outcomes_come_back_by_iteration(tmp_path: Path) -> None:
     broken = Episode(
         **{f: getattr(episode(0), f) for f in ("environment_id", "arm", "play", "seed", "turns")},
         end=EpisodeEnd.FAILED,
-        record=TokenRecord(),
+        records=(),
         episode_return=None,
         failure=Failure(phase="step", kind=FailureKind.TIMEOUT, message="slow"),
     )

@@ -71,12 +71,13 @@ def design(
                 f"the design prompt of slot {task.slot} leaves no room for a reply; lower "
                 "corpus.max_words or memory.code_characters, or raise learn.row_tokens"
             )
+        [record] = dialogues.records(i)
         designs.append(
             Design(
                 task=task,
                 reply=reply.text,
                 stop=reply.stop,
-                record=dialogues.record(i),
+                record=record,
                 code=parsers.extract_code(reply.text) if reply.stop is StopReason.STOP else CUT_OFF,
             )
         )

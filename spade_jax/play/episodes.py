@@ -27,7 +27,6 @@ from spade_jax.types import (
     Failure,
     Message,
     StopReason,
-    TokenRecord,
     Turn,
 )
 
@@ -162,7 +161,7 @@ def _episode(
         seed=job.seed,
         turns=tuple(turns),
         end=end,
-        record=TokenRecord(),
+        records=(),
         episode_return=value,
         hint=hint,
         hint_leaks=hint_leaks,
@@ -264,8 +263,8 @@ class _Table:
         try:
             wish = seat.script.send(answer)
         except StopIteration as end:
-            record = self._dialogues.record(seat.dialogue)
-            self.episodes[number] = dataclasses.replace(end.value, record=record)
+            records = self._dialogues.records(seat.dialogue)
+            self.episodes[number] = dataclasses.replace(end.value, records=records)
             self._over.append(number)
             return
         if isinstance(wish, Ask):

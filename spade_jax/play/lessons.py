@@ -166,8 +166,8 @@ class ScriptedDialogues:
         replies, self._replies = self._replies, {}
         return replies
 
-    def record(self, dialogue: int) -> TokenRecord:
-        return TokenRecord()
+    def records(self, dialogue: int) -> tuple[TokenRecord, ...]:
+        return ()
 
     def retire(self, dialogues: Sequence[int]) -> None:
         pass

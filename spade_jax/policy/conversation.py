@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from spade_jax.policy.sampler import Sampler
+from spade_jax.policy.sampler import Ids, Sampler
 from spade_jax.policy.sampling import Sampling
 from spade_jax.policy.tokenizer import ChatTokenizer
 from spade_jax.types import Generation, Message, StopReason, TokenRecord
@@ -47,8 +47,8 @@ class Dialogues(Protocol):
         """Go on for a moment; replies that are complete now, None where no room was left."""
         ...
 
-    def record(self, dialogue: int) -> TokenRecord:
-        """The tokens of a dialogue so far."""
+    def records(self, dialogue: int) -> tuple[TokenRecord, ...]:
+        """The tokens of a dialogue so far, in as many rows as they are trained in."""
         ...
 
     def retire(self, dialogues: Sequence[int]) -> None:
@@ -102,33 +102,44 @@ class Policy:
 class Conversations:
     """Dialogues with a `Policy`; each keeps its key/value cache between replies.
 
-    Where the sampler has no slot for a new dialogue, it waits until another is retired.
+    Where the chat template drops earlier thinking, every turn has a prompt and a record of its own,
+    and the cache of what it shares with the turn before is kept. Where the sampler has no slot for
+    a new dialogue, it waits until another is retired.
     """
 
     def __init__(self, policy: Policy) -> None:
         self._policy, self._sampler = policy, policy.sampler
-        self._records: list[TokenRecord] = []
+        self._strips = policy.tokenizer.think == "strip"
+        self._records: list[list[TokenRecord]] = []
+        self._history: dict[int, list[Message]] = collections.defaultdict(list)
         self._stops: dict[int, StopReason] = {}
         self._slots: dict[int, int] = {}  # dialogue -> slot
-        self._speaking: dict[int, tuple[int, tuple[int, ...]]] = {}  # slot -> dialogue, new ids
+        self._speaking: dict[int, _Question] = {}  # slot -> what is being answered there
         self._waiting: collections.deque[_Question] = collections.deque()
         self._refused: list[int] = []
 
     def open(self) -> int:
-        self._records.append(TokenRecord())
+        self._records.append([])
         return len(self._records) - 1
 
     def ask(
         self, dialogue: int, messages: Sequence[Message], stream: tuple[int, ...], budget: Budget
     ) -> None:
-        tokenizer, stop = self._policy.tokenizer, self._stops.get(dialogue)
-        ids = tokenizer.continuation(stop, messages) if stop else tokenizer.prompt(messages)
-        context = min(budget.context, self._sampler.context)
-        room = context - len(self._records[dialogue].ids) - len(ids)
+        tokenizer, record = self._policy.tokenizer, TokenRecord()
+        if self._strips:
+            self._history[dialogue] += messages
+            ids = tokenizer.prompt(self._history[dialogue])
+        elif self._records[dialogue]:
+            [record] = self._records[dialogue]
+            ids = tokenizer.continuation(self._stops[dialogue], messages)
+        else:
+            ids = tokenizer.prompt(messages)
+        room = min(budget.context, self._sampler.context) - len(record.ids) - len(ids)
         if room <= 0:
             self._refused.append(dialogue)
             return
-        question = _Question(dialogue, ids, stream, min(budget.reply, room), budget.sampling)
+        budget_left = min(budget.reply, room)
+        question = _Question(dialogue, record, ids, stream, budget_left, budget.sampling)
         if dialogue in self._slots:
             self._submit(question)
         else:
@@ -141,19 +152,28 @@ class Conversations:
         replies: dict[int, Generation | None] = dict.fromkeys(self._refused)
         self._refused.clear()
         for slot, sampled in self._sampler.advance().items():
-            dialogue, read = self._speaking.pop(slot)
-            record = self._records[dialogue].read(read)
-            self._records[dialogue] = record.wrote(sampled.ids, sampled.logp, sampled.behaviour)
-            self._stops[dialogue] = sampled.stop
-            replies[dialogue] = self._policy.tokenizer.generation(
-                sampled.ids, sampled.logp, sampled.stop
-            )
-            self._policy.tokens_read += len(read)
-            self._policy.tokens_sampled += len(sampled.ids)
+            question = self._speaking.pop(slot)
+            replies[question.dialogue] = self._note(question, sampled)
         return replies
 
-    def record(self, dialogue: int) -> TokenRecord:
-        return self._records[dialogue]
+    def _note(self, question: _Question, sampled: Ids) -> Generation:
+        """Enter a reply into the record of its dialogue."""
+        dialogue = question.dialogue
+        record = question.record.read(question.ids)
+        record = record.wrote(sampled.ids, sampled.logp, sampled.behaviour)
+        reply = self._policy.tokenizer.generation(sampled.ids, sampled.logp, sampled.stop)
+        self._stops[dialogue] = sampled.stop
+        if self._strips:
+            self._records[dialogue].append(record)
+            self._history[dialogue].append(Message(role="assistant", content=reply.text))
+        else:
+            self._records[dialogue] = [record]
+        self._policy.tokens_read += len(question.ids)
+        self._policy.tokens_sampled += len(sampled.ids)
+        return reply
+
+    def records(self, dialogue: int) -> tuple[TokenRecord, ...]:
+        return tuple(self._records[dialogue])
 
     def retire(self, dialogues: Sequence[int]) -> None:
         left = set(dialogues)
@@ -166,10 +186,11 @@ class Conversations:
 
     def _submit(self, question: _Question) -> None:
         slot = self._slots[question.dialogue]
-        self._speaking[slot] = (question.dialogue, question.ids)
+        self._speaking[slot] = question
+        known = self._sampler.rewind(slot, question.ids) if self._strips else 0
         self._sampler.submit(
             slot,
-            question.ids,
+            question.ids[known:],
             stream=question.stream,
             budget=question.budget,
             sampling=question.sampling,
@@ -178,9 +199,10 @@ class Conversations:
 
 @dataclasses.dataclass(frozen=True)
 class _Question:
-    """What a dialogue wants to be answered."""
+    """What a dialogue wants to be answered: new ids after its record so far."""
 
     dialogue: int
+    record: TokenRecord
     ids: tuple[int, ...]
     stream: tuple[int, ...]
     budget: int

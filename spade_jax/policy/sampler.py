@@ -150,6 +150,16 @@ class Sampler:
         """Free a slot, and drop the reply it waits for."""
         del self._open[slot]
 
+    def rewind(self, slot: int, ids: Sequence[int]) -> int:
+        """Forget what a slot holds but for the tokens it shares with `ids`; how many these are.
+
+        The last of `ids` is never among them, so that there is something left to read.
+        """
+        held = self._open[slot]
+        shared = min(common_prefix(held.cached, ids), len(ids) - 1)
+        held.cached, held.unread = held.cached[:shared], []
+        return shared
+
     def submit(
         self,
         slot: int,

@@ -60,7 +60,7 @@ class Talk:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.said: list[list[str]] = []
-        self.records: list[TokenRecord] = []
+        self.tokens: list[TokenRecord] = []
         self.replies: dict[int, Generation | None] = {}
         self.streams: list[tuple[int, ...]] = []
         self.retired: list[int] = []
@@ -68,7 +68,7 @@ class Talk:
 
     def open(self) -> int:
         self.said.append([])
-        self.records.append(TokenRecord())
+        self.tokens.append(TokenRecord())
         self.most = max(self.most, len(self.said) - len(self.retired))
         return len(self.said) - 1
 
@@ -83,7 +83,7 @@ class Talk:
         text = self.script.answer(messages[-1].content, turn)
         self.replies[dialogue] = None
         if text is not None:
-            self.records[dialogue] = self.records[dialogue].read((8, 9)).wrote((turn,), (-0.5,))
+            self.tokens[dialogue] = self.tokens[dialogue].read((8, 9)).wrote((turn,), (-0.5,))
             self.replies[dialogue] = Generation(
                 ids=(turn,), logp=(-0.5,), text=text, stop=self.script.stop
             )
@@ -92,8 +92,8 @@ class Talk:
         chosen = sorted(self.replies, reverse=True)[: self.script.at_once]
         return {i: self.replies.pop(i) for i in chosen}
 
-    def record(self, dialogue: int) -> TokenRecord:
-        return self.records[dialogue]
+    def records(self, dialogue: int) -> tuple[TokenRecord, ...]:
+        return (self.tokens[dialogue],)
 
     def retire(self, dialogues: Sequence[int]) -> None:
         self.retired += dialogues
@@ -147,7 +147,7 @@ def test_a_game_is_won_and_lost(sandbox: Sandbox) -> None:
     assert turn.observation.startswith("Bees: add ")
     assert turn.action == turn.reply.removeprefix("I add. \\boxed{").removesuffix("}")
     assert turn.reward == 1.0
-    assert won.record == TokenRecord().read((8, 9)).wrote((0,), (-0.5,))
+    assert won.records == (TokenRecord().read((8, 9)).wrote((0,), (-0.5,)),)
     assert (won.hint, won.hint_leaks, won.failure) == (None, False, None)
     [lost] = play(sandbox, Script(say("\\boxed{5}")), jobs(SUM))
     assert (lost.end, lost.episode_return) == (EpisodeEnd.TERMINATED, 0.0)
@@ -167,7 +167,7 @@ def test_several_turns_with_tools(sandbox: Sandbox) -> None:
     assert (episode.end, episode.episode_return) == (EpisodeEnd.TERMINATED, 1.0)
     assert [turn.reward for turn in episode.turns] == [0.0, 0.0, 1.0]
     assert episode.turns[0].action == episode.turns[0].reply
-    assert episode.record.ids == (8, 9, 0, 8, 9, 1, 8, 9, 2)
+    assert episode.records[0].ids == (8, 9, 0, 8, 9, 1, 8, 9, 2)
 
 
 def test_pairs_differ_by_the_hint_alone(sandbox: Sandbox) -> None:
@@ -226,7 +226,11 @@ def test_no_room_for_a_reply(sandbox: Sandbox) -> None:
     assert [turn.reply for turn in episode.turns] == ["\\boxed{1}"]
     assert episode.truncated
     [episode] = play(sandbox, Script(say(None)), jobs(game()))
-    assert (episode.end, episode.turns, episode.record) == (EpisodeEnd.TOKENS, (), TokenRecord())
+    assert (episode.end, episode.turns, episode.records) == (
+        EpisodeEnd.TOKENS,
+        (),
+        (TokenRecord(),),
+    )
 
 
 def test_a_reply_cut_off_before_its_action(sandbox: Sandbox) -> None:

@@ -53,6 +53,13 @@ def begin(policy: Policy, count: int) -> Conversations:
     return dialogues
 
 
+def whole(dialogues: Conversations, dialogue: int) -> TokenRecord:
+    """The one record of a dialogue; empty before its first reply."""
+    records = dialogues.records(dialogue)
+    assert len(records) <= 1
+    return records[0] if records else TokenRecord()
+
+
 def say(dialogue: int, turn: int) -> tuple[Message, ...]:
     system = (Message(role="system", content="Play."),) if turn == 0 else ()
     text = f"Turn {turn} of <|im_end|> {dialogue}" + "!" * dialogue
@@ -64,19 +71,19 @@ def talk(policy: Policy, turns: int) -> tuple[list[TokenRecord], list[list[Gener
     dialogues = begin(policy, DIALOGUES)
     replies: list[list[Generation | None]] = [[] for _ in range(DIALOGUES)]
     for turn in range(turns):
-        before = [dialogues.record(i) for i in range(DIALOGUES)]
+        before = [whole(dialogues, i) for i in range(DIALOGUES)]
         said = {i: say(i, turn) for i in range(DIALOGUES)}
         streams = {i: stream(1, "talk", i, turn) for i in range(DIALOGUES)}
         answers = reply_each(dialogues, said, streams, BUDGET)
         assert list(answers) == list(range(DIALOGUES))
         for i in range(DIALOGUES):
             replies[i].append(answers[i])
-            after = dialogues.record(i)
+            after = whole(dialogues, i)
             n = len(before[i].ids)
             assert after.ids[:n] == before[i].ids, "a record only grows"
             assert after.logp[:n] == before[i].logp
             assert (answers[i] is None) == (len(after.ids) == n)
-    return [dialogues.record(i) for i in range(DIALOGUES)], replies
+    return [whole(dialogues, i) for i in range(DIALOGUES)], replies
 
 
 def test_what_is_trained_is_what_was_sampled(policy: Policy) -> None:
@@ -142,7 +149,7 @@ def test_a_message_without_room_is_not_read(policy: Policy) -> None:
     replies = reply_each(dialogues, said, {i: stream(1, "", i) for i in range(2)}, BUDGET)
     assert replies[0] is not None
     assert replies[1] is None
-    assert dialogues.record(1) == TokenRecord()
+    assert dialogues.records(1) == ()
     only = {1: said[1]}
     assert reply_each(dialogues, only, {1: stream(1, "", 1)}, BUDGET) == {1: None}
 
@@ -152,7 +159,7 @@ def test_the_models_own_length_is_a_bound(policy: Policy) -> None:
     dialogues = begin(made(policy.sampler.params, c, policy.tokenizer), 1)
     hello = {0: (Message(role="user", content="hi"),)}
     reply_each(dialogues, hello, {0: stream(1, "", 0)}, BUDGET)
-    assert len(dialogues.record(0).ids) <= 30
+    assert len(whole(dialogues, 0).ids) <= 30
     assert reply_each(dialogues, hello, {0: stream(1, "", 1)}, BUDGET) == {0: None}
 
 
@@ -168,12 +175,12 @@ def test_retired_dialogues_keep_their_record(policy: Policy) -> None:
     dialogues = begin(policy, 2)
     streams = {i: stream(1, "", i) for i in range(2)}
     reply_each(dialogues, {i: say(i, 0) for i in range(2)}, streams, BUDGET)
-    record = dialogues.record(0)
+    record = whole(dialogues, 0)
     dialogues.retire([0])
     assert policy.sampler.free == policy.sampler.slots - 1
     reply_each(dialogues, {1: say(1, 1)}, {1: stream(1, "", 2)}, BUDGET)
-    assert dialogues.record(0) == record
-    assert len(dialogues.record(1).ids) > len(record.ids)
+    assert whole(dialogues, 0) == record
+    assert len(whole(dialogues, 1).ids) > len(record.ids)
 
 
 def test_dialogues_wait_for_a_slot(policy: Policy) -> None:
@@ -206,14 +213,14 @@ def test_a_dialogue_can_be_left_while_it_waits(policy: Policy) -> None:
     while not replies:
         replies = dialogues.answers()
     assert list(replies) == [2]
-    assert dialogues.record(1) == TokenRecord()
+    assert dialogues.records(1) == ()
 
 
 def test_truncated_sampling_keeps_both_log_probabilities(policy: Policy) -> None:
     budget = dataclasses.replace(BUDGET, sampling=Sampling(top_k=2))
     dialogues = begin(policy, 1)
     reply_each(dialogues, {0: say(0, 0)}, {0: stream(1, "", 0)}, budget)
-    record = dialogues.record(0)
+    record = whole(dialogues, 0)
     own = np.flatnonzero(record.action)
     assert all(record.behaviour[t] > record.logp[t] for t in own)
     assert all(record.behaviour[t] == record.logp[t] == 0 for t in range(own[0]))
@@ -225,3 +232,27 @@ def test_streams_have_names() -> None:
     assert stream(-1, "123456789", 2**32 + 1) == (2**32 - 1, 0xCBF43926, 1)
     assert len({stream(1, "a", 1), stream(1, "b", 1), stream(2, "a", 1), stream(1, "a", 2)}) == 4
     assert np.asarray(stream(2**40, "x"), np.uint32).shape == (2,)
+
+
+def test_where_thinking_is_stripped_each_turn_is_a_row(tokenizer_folder: Path) -> None:
+    """Every prompt is that of the whole conversation; the cache of what it shares is kept."""
+    chat = ChatTokenizer(tokenizer_folder, think="strip")
+    c = ModelConfig(**{**vars(UNTIED), "vocab": chat.vocab})
+    policy = made(inclined(c, chat.end_id), c, chat)
+    dialogues = begin(policy, 1)
+    history: list[Message] = []
+    expected: list[TokenRecord] = []
+    read = 0
+    for turn in range(3):
+        history += say(0, turn)
+        before = policy.sampler.tokens_prefilled
+        answers = reply_each(dialogues, {0: say(0, turn)}, {0: stream(1, "", turn)}, BUDGET)
+        ids = chat.prompt(history)
+        *_, record = dialogues.records(0)
+        reply = record.ids[len(ids) :]
+        assert record == TokenRecord().read(ids).wrote(reply, record.logp[len(ids) :])
+        expected.append(record)
+        history.append(Message(role="assistant", content=answers[0].text))
+        read = policy.sampler.tokens_prefilled - before
+    assert dialogues.records(0) == tuple(expected)
+    assert read < len(ids) / 2, "what the last prompt shares with the one before is not read again"

@@ -271,3 +271,20 @@ def test_buckets() -> None:
     ]  # fmt: skip
     columns = [sampler.column_bucket(n) for n in (0, 1, 128, 129, 256, 257, 385, 513, 1000)]
     assert columns == [0, 128, 128, 192, 256, 384, 512, 768, 1024]
+
+
+def test_rewinding_keeps_what_is_shared(params: Params) -> None:
+    s = start(params)
+    slot = s.open()
+    ask(s, slot, read(0, 50), budget=3)
+    reply = finish(s)[slot].ids
+    held = [*read(0, 50), *reply[:-1]]  # the last one was never read
+    other = [*held[:40], *read(1, 20)]
+    assert s.rewind(slot, other) == 40
+    ask(s, slot, other[40:], turn=1)
+    fresh = start(params)
+    ask(fresh, fresh.open(), other, turn=1)
+    assert finish(s)[slot].ids == finish(fresh)[0].ids
+    assert s.tokens_prefilled == 50 + 20
+    assert s.rewind(slot, other) == len(other) - 1, "something is left to read"
+    assert s.rewind(slot, [5]) == 0
