@@ -2,7 +2,8 @@
 
 In order: namespaces, a root with nothing but Python's folders (read-only), privileges, Landlock.
 Each step is tried by itself, and what did not work is said with its reason: the tier follows from
-what did.
+what did. At last a process under all of it tries what must be denied, and what is not lowers the
+tier: some containers accept a filter and do not apply it.
 
 | tier | what holds an environment's process                  | what it can still see          |
 |------|------------------------------------------------------|--------------------------------|
@@ -20,6 +21,7 @@ import dataclasses
 import enum
 import os
 import signal
+import socket
 import struct
 from collections.abc import Callable, Sequence
 
@@ -106,6 +108,15 @@ class Confinement:
         self.report.tier = self._tier(landlock)
         return self.report
 
+    def prove(self) -> None:
+        """Lower the tier to what a process is really denied; `restrict` must have been called."""
+        report = self.report
+        while report.tier is not Tier.NONE and (flaw := self._flaw()):
+            filtered = report.tier is Tier.C or flaw != _HOST_FILES
+            step = "system-call filter" if filtered else "empty root or Landlock"
+            report.missing[step] = f"accepted, but {flaw}"
+            report.tier = Tier.NONE if filtered else Tier.C
+
     def filter(self) -> seccomp.Filter | None:
         """The system-call filter of the tier that was reached, which each child installs."""
         if self.report.tier is Tier.NONE:
@@ -119,6 +130,21 @@ class Confinement:
         if self._namespaces and self._root:
             return Tier.A
         return Tier.B if landlock else Tier.C
+
+    def _flaw(self) -> str | None:
+        """What a process under the filter can do though it must not; None if there is nothing."""
+        pid = os.fork()
+        if pid == 0:
+            flaw = len(_FLAWS)
+            with contextlib.suppress(BaseException):
+                self.die_with_parent()
+                self.filter().install()
+                flaw = next((i for i, act in enumerate(_FLAWS.values()) if _succeeds(act)), _SOUND)
+            os._exit(flaw)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code == _SOUND:
+            return None
+        return dict(enumerate(_FLAWS)).get(code, "a process under it does not run")
 
     def _try(self, step: str, work: Callable[[], None]) -> bool:
         try:
@@ -213,6 +239,29 @@ class Confinement:
     def _landlock(self, rules: int) -> None:
         self._call(_RESTRICT_SELF, rules, 0)
         os.close(rules)
+
+
+def _succeeds(act: Callable[[], object]) -> bool:
+    try:
+        act()
+    except OSError:
+        return False
+    return True
+
+
+def _fork() -> None:
+    if os.fork() == 0:
+        os._exit(0)
+
+
+_HOST_FILES = "files of the machine can be opened"
+_FLAWS: dict[str, Callable[[], object]] = {  # what must fail
+    "sockets can be made": socket.socket,
+    "processes can be started": _fork,
+    "signals can be sent": lambda: os.kill(os.getpid(), 0),
+    _HOST_FILES: lambda: os.open(os.devnull, os.O_RDONLY),
+}
+_SOUND = 100  # exit status where all of them fail
 
 
 def _become_nobody() -> None:

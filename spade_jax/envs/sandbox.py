@@ -286,8 +286,8 @@ class Sandbox:
         if report.tier is Tier.NONE and not self._unsafe:
             raise UsageError(
                 f"This machine cannot confine generated programs ({missing}); run on Linux 5.13 or "
-                "newer outside of containers that forbid seccomp, or set sandbox.unsafe to run "
-                "them with nothing in their way."
+                "newer outside of containers that forbid or ignore seccomp, or set sandbox.unsafe "
+                "(--unsafe) to run them with nothing in their way."
             )
         if self._wanted_tier not in (None, report.tier):
             raise UsageError(

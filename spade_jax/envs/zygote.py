@@ -46,6 +46,7 @@ def main(control_fd: int, boot: str) -> None:
     with open("/proc/self/statm") as file:
         own_bytes = int(file.read().split()[0]) * _PAGE
     report = confinement.restrict()
+    confinement.prove()
     zygote = Zygote(control, order.limits, own_bytes, confinement, serve)
     control.send(wire.encode(wire.Started(report.tier, report.missing)))
     zygote.obey()

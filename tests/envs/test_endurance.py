@@ -1,6 +1,9 @@
 """Many at once, broken machines, and what must hold over a long time."""
 
+import errno
+import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -120,18 +123,27 @@ def test_namespaces_forbidden(find_tool: Callable[[str], str]) -> None:
     assert len(told[1]) > 5
 
 
-# Starts the program of its arguments where the kernel seems to have no Landlock.
-WITHOUT_LANDLOCK = """
-import ctypes, errno, os, struct, sys
+# Starts the program of its arguments where some system calls return an error (0: do nothing).
+ON_ANOTHER_KERNEL = """
+import ctypes, json, os, struct, sys
 from spade_jax.envs import seccomp
-code = [(0x20, 0, 0, 0), (0x35, 0, 2, 444), (0x35, 1, 0, 447), (0x06, 0, 0, 0x50000 | errno.ENOSYS)]
+code = [(0x20, 0, 0, 0)]
+for number, error in json.loads(sys.argv[1]):
+    code += [(0x15, 0, 1, number), (0x06, 0, 0, 0x50000 | error)]
 packed = seccomp.pack([*code, (0x06, 0, 0, 0x7FFF0000)])
 buffer = ctypes.create_string_buffer(packed, len(packed))
 header = struct.pack("@HxxxxxxQ", len(packed) // 8, ctypes.addressof(buffer))
 libc = ctypes.CDLL(None)
 assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, header) == 0
-os.execv(sys.argv[1], sys.argv[1:])
+os.execv(sys.argv[2], sys.argv[2:])
 """
+SECCOMP = {"x86_64": 317, "aarch64": 277}
+LANDLOCK = {"create": 444, "rule": 445, "restrict": 446}
+
+
+def on_another_kernel(*calls: tuple[int, int]) -> list[str]:
+    """Start of a command line; `calls` are numbers of system calls and the errors they return."""
+    return [sys.executable, "-c", ON_ANOTHER_KERNEL, json.dumps(calls)]
 
 
 @pytest.mark.slow
@@ -149,9 +161,35 @@ def test_landlock_absent() -> None:
             print(error)
         box.close()
     """
-    first, second = in_another_process(script, sys.executable, "-c", WITHOUT_LANDLOCK).splitlines()
+    without = on_another_kernel(*((number, errno.ENOSYS) for number in LANDLOCK.values()))
+    first, second = in_another_process(script, *without).splitlines()
     assert first in (f"{tier} the kernel does not have it error" for tier in (Tier.A, Tier.C))
     assert "cannot give tier B" in second
+
+
+REFUSED = """
+box = Sandbox({})
+try:
+    print(box.confinement.tier, box.confinement.missing)
+except UsageError as error:
+    print(error)
+box.close()
+"""
+
+
+@pytest.mark.parametrize("options", ["", "unsafe=True"])
+def test_a_filter_that_does_nothing_counts_as_none(options: str) -> None:
+    ignored = on_another_kernel((SECCOMP[platform.machine()], 0))
+    [told] = in_another_process(REFUSED.format(options), *ignored).splitlines()
+    assert told.startswith("none {" if options else "This machine cannot confine generated prog")
+    assert "system-call filter" in told and "accepted, but sockets can be made" in told
+
+
+def test_landlock_that_does_nothing_counts_as_none() -> None:
+    ignored = on_another_kernel((LANDLOCK["restrict"], 0))
+    [told] = in_another_process(REFUSED.format("tier=Tier.B"), *ignored).splitlines()
+    assert "cannot give tier B" in told and told.endswith("ask for C.")
+    assert "accepted, but files of the machine can be opened" in told
 
 
 @pytest.mark.parametrize("tier", [Tier.B, Tier.C])
