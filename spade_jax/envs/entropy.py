@@ -59,6 +59,7 @@ def install() -> None:
     """Replace this process's clocks and entropy, for good; `start` must follow."""
     os.urandom = random._urandom = _SOURCE.bytes  # secrets, uuid and SystemRandom draw from these
     os.getpid = lambda: 1
+    os.times = _times
     random.Random.seed = _seed  # type: ignore[method-assign]
     for clock in ("time", "monotonic", "perf_counter", "process_time", "thread_time"):
         setattr(time, clock, _SOURCE.seconds)
@@ -73,6 +74,11 @@ def install() -> None:
 def _seed(self: random.Random, a: Any = None, version: int = 2) -> None:
     """`Random.seed` takes its entropy from the kernel where it is given none."""
     _seed_generator(self, int.from_bytes(_SOURCE.bytes(32), "big") if a is None else a, version)
+
+
+def _times() -> os.times_result:
+    now = _SOURCE.seconds()
+    return os.times_result((now, 0.0, 0.0, 0.0, now))
 
 
 def _of_moment(real: Callable[..., Any]) -> Callable[..., Any]:

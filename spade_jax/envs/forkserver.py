@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 import signal
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ _Report = TypeVar("_Report", wire.Started, wire.Killed)
 
 _START_SECONDS = 60.0
 _REPLY_SECONDS = 10.0
+_ASK, _ADDR_NO_RANDOMIZE = 0xFFFFFFFF, 0x0040000  # of personality(2)
 _BOOT = """
 import sys
 project = sys.argv[3]
@@ -39,7 +41,11 @@ class ForkServerDied(Exception):
 
 
 class ForkServer:
-    """A running zygote. Not a context manager: the sandbox owns it."""
+    """A running zygote. Not a context manager: the sandbox owns it.
+
+    With `hash_seed` 0 objects lie at the same addresses in every process with the same past; with
+    any other one the kernel places them at random.
+    """
 
     def __init__(
         self, limits: wire.Limits, hash_seed: int, modules: tuple[str, ...], tier: Tier
@@ -48,7 +54,7 @@ class ForkServer:
         self._control.settimeout(_START_SECONDS)
         folders = _python_folders()
         boot = wire.Boot(limits, modules, tuple(folders), tier)
-        with theirs:
+        with theirs, _fixed_addresses() if hash_seed == 0 else contextlib.nullcontext():
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-s", "-P", "-S", "-c", _BOOT, str(theirs.fileno())),
@@ -128,6 +134,21 @@ def _python_folders() -> list[str]:
     folders.append(paths["purelib"])
     real = (os.path.realpath(folder) for folder in folders)
     return list(dict.fromkeys(folder for folder in real if os.path.isdir(folder)))
+
+
+@contextlib.contextmanager
+def _fixed_addresses() -> Iterator[None]:
+    """What this thread starts meanwhile has no random addresses, where that may be asked for."""
+    personality = ctypes.CDLL(None).personality
+    personality.argtypes = [ctypes.c_ulong]
+    before = personality(_ASK)
+    if before >= 0:
+        personality(before | _ADDR_NO_RANDOMIZE)
+    try:
+        yield
+    finally:
+        if before >= 0:
+            personality(before)
 
 
 def _environment(hash_seed: int) -> dict[str, str]:
