@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spade_jax.envs import validation
-from spade_jax.envs.confine import Tier
+from spade_jax.envs.confine import Report, Tier
 from spade_jax.envs.programs import ProgramFile, read_program
 from spade_jax.envs.sandbox import Sandbox
 from spade_jax.program import printable, run_program
@@ -62,10 +62,10 @@ def _equals(verdict: Verdict, first: dict[str, Path]) -> str:
     return f"The environment {what} {other}; change its task, its rules or its numbers."
 
 
-def report_line(program: ProgramFile, verdict: Verdict, tier: Tier) -> str:
+def report_line(program: ProgramFile, verdict: Verdict, held: Report) -> str:
     """One JSON object: the file, its kind, how it was confined, and all of the verdict."""
     told = {"file": str(program.path), "kind": program.kind, "accepted": verdict.accepted}
-    told["tier"] = tier
+    told |= {"tier": held.tier, "not_enforced": held.missing}
     return json.dumps({**told, **msgspec.to_builtins(verdict)})
 
 
@@ -98,23 +98,25 @@ def main(files: list[str]) -> int:
     began = time.monotonic()
     wanted = None if FLAGS.tier == "best" else Tier(FLAGS.tier)
     with Sandbox(tier=wanted, unsafe=FLAGS.unsafe) as sandbox:
-        tier = sandbox.confinement.tier
+        held = sandbox.confinement
         verdicts = judge(sandbox, programs, validation.Settings(seeds=FLAGS.seeds))
     accepted = sum(verdict.accepted for verdict in verdicts)
     if FLAGS.json:
         for program, verdict in zip(programs, verdicts, strict=True):
-            print(report_line(program, verdict, tier))
+            print(report_line(program, verdict, held))
     else:
         console = Console()
         if not console.is_terminal:
             console = Console(width=_WIDTH)
         console.print(table(programs, verdicts))
         took = time.monotonic() - began
-        console.print(
-            f"{accepted} of {len(files)} accepted, {FLAGS.seeds} seeds, tier {tier}, {took:.1f} s"
-        )
+        counts = f"{accepted} of {len(files)} accepted, {FLAGS.seeds} seeds"
+        console.print(f"{counts}, tier {held.tier}, {took:.1f} s")
+        for step, why in held.missing.items():
+            console.print(Text(f"not enforced: {step} ({why})"))
     if FLAGS.unsafe:
-        Console(stderr=True).print(Text(f"unsafe: programs ran in tier {tier}", style="red"))
+        told = f"unsafe: programs ran in tier {held.tier}"
+        Console(stderr=True, soft_wrap=True).print(Text(told, style="red"))
     return 0 if accepted == len(files) else 1
 
 

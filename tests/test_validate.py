@@ -81,6 +81,16 @@ def test_the_table_has_every_file_and_the_remedy(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
 
 
+def test_how_programs_were_held_is_said(tmp_path: Path) -> None:
+    [file] = write(tmp_path, sum=SUM)
+    done = run(file, "--tier=C", "--seeds=8", "--unsafe")
+    assert (done.returncode, done.stderr) == (0, "unsafe: programs ran in tier C\n")
+    assert "8 seeds, tier C, " in done.stdout
+    assert done.stdout.endswith("not enforced: namespaces (not asked for (tier C))\n")
+    line = json.loads(run(file, "--tier=C", "--seeds=8", "--json").stdout)
+    assert (line["tier"], list(line["not_enforced"])) == ("C", ["namespaces"])
+
+
 def test_the_kind_may_be_said(tmp_path: Path) -> None:
     files = write(tmp_path, sum=SUM)
     done = run(*files, "--kind=tool_use", "--json", "--seeds=8")

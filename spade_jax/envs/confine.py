@@ -20,6 +20,7 @@ import ctypes
 import dataclasses
 import enum
 import os
+import resource
 import signal
 import socket
 import struct
@@ -111,11 +112,17 @@ class Confinement:
     def prove(self) -> None:
         """Lower the tier to what a process is really denied; `restrict` must have been called."""
         report = self.report
-        while report.tier is not Tier.NONE and (flaw := self._flaw()):
+        while report.tier is not Tier.NONE:
+            flaw = _flaw(self.filter().install, _DENIED)
+            if flaw is None:
+                return
             filtered = report.tier is Tier.C or flaw != _HOST_FILES
             step = "system-call filter" if filtered else "empty root or Landlock"
             report.missing[step] = f"accepted, but {flaw}"
             report.tier = Tier.NONE if filtered else Tier.C
+        flaw = _flaw(limit_processes, [_PROCESSES])
+        if flaw is not None:
+            report.missing["limit of processes"] = f"accepted, but {flaw}"
 
     def filter(self) -> seccomp.Filter | None:
         """The system-call filter of the tier that was reached, which each child installs."""
@@ -130,21 +137,6 @@ class Confinement:
         if self._namespaces and self._root:
             return Tier.A
         return Tier.B if landlock else Tier.C
-
-    def _flaw(self) -> str | None:
-        """What a process under the filter can do though it must not; None if there is nothing."""
-        pid = os.fork()
-        if pid == 0:
-            flaw = len(_FLAWS)
-            with contextlib.suppress(BaseException):
-                self.die_with_parent()
-                self.filter().install()
-                flaw = next((i for i, act in enumerate(_FLAWS.values()) if _succeeds(act)), _SOUND)
-            os._exit(flaw)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if code == _SOUND:
-            return None
-        return dict(enumerate(_FLAWS)).get(code, "a process under it does not run")
 
     def _try(self, step: str, work: Callable[[], None]) -> bool:
         try:
@@ -241,6 +233,26 @@ class Confinement:
         os.close(rules)
 
 
+def limit_processes() -> None:
+    """Let this process start no other one; root is not bound by it."""
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+
+
+def _flaw(bind: Callable[[], None], denied: Sequence[str]) -> str | None:
+    """What a process can do after `bind` though it must not; None if there is nothing."""
+    pid = os.fork()
+    if pid == 0:
+        flaw = len(denied)
+        with contextlib.suppress(BaseException):
+            bind()
+            flaw = next((i for i, what in enumerate(denied) if _succeeds(_ACTS[what])), _SOUND)
+        os._exit(flaw)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == _SOUND:
+        return None
+    return dict(enumerate(denied)).get(code, "a process under it does not run")
+
+
 def _succeeds(act: Callable[[], object]) -> bool:
     try:
         act()
@@ -254,13 +266,14 @@ def _fork() -> None:
         os._exit(0)
 
 
-_HOST_FILES = "files of the machine can be opened"
-_FLAWS: dict[str, Callable[[], object]] = {  # what must fail
+_HOST_FILES, _PROCESSES = "files of the machine can be opened", "processes can be started"
+_ACTS: dict[str, Callable[[], object]] = {
     "sockets can be made": socket.socket,
-    "processes can be started": _fork,
     "signals can be sent": lambda: os.kill(os.getpid(), 0),
+    _PROCESSES: _fork,
     _HOST_FILES: lambda: os.open(os.devnull, os.O_RDONLY),
 }
+_DENIED = tuple(_ACTS)
 _SOUND = 100  # exit status where all of them fail
 
 

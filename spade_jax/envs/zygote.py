@@ -77,7 +77,6 @@ class Zygote:
             (resource.RLIMIT_FSIZE, (0, 0)),
             (resource.RLIMIT_CORE, (0, 0)),
             (resource.RLIMIT_MEMLOCK, (0, 0)),
-            (resource.RLIMIT_NPROC, (0, 0)),
             (resource.RLIMIT_NOFILE, (_MAX_FILES, _MAX_FILES)),
         )
         gc.collect()
@@ -138,6 +137,7 @@ class Zygote:
         entropy.install()
         for what, limit in self._limits:
             resource.setrlimit(what, limit)
+        confine.limit_processes()
         if self._filter is not None:
             self._filter.install()
         self._serve()

@@ -185,6 +185,44 @@ def test_a_filter_that_does_nothing_counts_as_none(options: str) -> None:
     assert "system-call filter" in told and "accepted, but sockets can be made" in told
 
 
+TRIES = """
+import os, threading
+
+def say(act):
+    try:
+        return act() or "done"
+    except (OSError, RuntimeError) as error:
+        return type(error).__name__
+
+def tries():
+    forked = say(lambda: os.fork() == 0 and os._exit(0))
+    return forked + " " + say(lambda: threading.Thread(target=print).start())
+"""
+UNSAFE = f"""
+box = Sandbox(unsafe=True)
+code = game(top={TRIES!r}, step="observation = tries()")
+one = box.open(code, Kind.GAME, modules=("threading",))
+box.exchange([(one, Reset(1))])
+print(box.exchange([(one, Step("x"))])[0].observation)
+print(*box.confinement.missing)
+box.close()
+"""
+NO_FILTER, NO_NAMESPACES, NO_OTHER_USER = [(317, 1)], [(272, 1)], [(116, 1), (117, 1), (119, 1)]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are those of x86_64")
+def test_without_a_filter_processes_are_limited_or_it_is_said() -> None:
+    for denied in (NO_FILTER, NO_FILTER + NO_NAMESPACES):
+        told, lacks = in_another_process(UNSAFE, *on_another_kernel(*denied)).splitlines()
+        assert told == "BlockingIOError RuntimeError"
+        assert "system-call filter" in lacks and "limit of processes" not in lacks
+    if os.getuid() == 0:  # it stays root, which the limit does not bind
+        kernel = on_another_kernel(*NO_FILTER, *NO_OTHER_USER)
+        told, lacks = in_another_process(UNSAFE, *kernel).splitlines()
+        assert told == "done done"
+        assert "limit of processes" in lacks
+
+
 def test_landlock_that_does_nothing_counts_as_none() -> None:
     ignored = on_another_kernel((LANDLOCK["restrict"], 0))
     [told] = in_another_process(REFUSED.format("tier=Tier.B"), *ignored).splitlines()
