@@ -1,9 +1,11 @@
 """Is a file an environment worth playing? The checks of every design, on files of your own.
 
     python -m spade_jax.validate FILE... [--json] [--seeds=32] [--kind=game] [--tier=A]
+        [--modules=reasoning_gym,textarena]
 
 A file is Python, or a text with a program in a code block. Files that equal an earlier one are
-named. Exit code 0: all accepted, 1: any rejected, 2: wrong usage.
+named. `modules` are installed packages that programs may import besides those of every design,
+as `envs/adapters.py` writes them. Exit code 0: all accepted, 1: any rejected, 2: wrong usage.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spade_jax.envs import validation
+from spade_jax.envs import adapters, validation
 from spade_jax.envs.confine import Report, Tier
 from spade_jax.envs.programs import ProgramFile, read_program
 from spade_jax.envs.sandbox import Sandbox
@@ -95,11 +97,12 @@ def main(files: list[str]) -> int:
         raise UsageError("no file is given; pass the files to validate (--help lists the flags)")
     kind = None if FLAGS.kind == "auto" else Kind(FLAGS.kind)
     programs = [read_program(Path(name), kind) for name in files]
+    settings = validation.Settings(seeds=FLAGS.seeds, modules=adapters.to_import(FLAGS.modules))
     began = time.monotonic()
     wanted = None if FLAGS.tier == "best" else Tier(FLAGS.tier)
     with Sandbox(tier=wanted, unsafe=FLAGS.unsafe) as sandbox:
         held = sandbox.confinement
-        verdicts = judge(sandbox, programs, validation.Settings(seeds=FLAGS.seeds))
+        verdicts = judge(sandbox, programs, settings)
     accepted = sum(verdict.accepted for verdict in verdicts)
     if FLAGS.json:
         for program, verdict in zip(programs, verdicts, strict=True):
@@ -135,5 +138,6 @@ if __name__ == "__main__":
     flags.DEFINE_enum(
         "tier", "best", ["best", "A", "B", "C"], "How programs are confined (envs/confine.py)."
     )
+    flags.DEFINE_list("modules", [], "Installed packages that programs may import as well.")
     flags.DEFINE_bool("unsafe", False, "Run programs even where nothing can confine them.")
     run_program(main, files=True)

@@ -91,6 +91,16 @@ def test_how_programs_were_held_is_said(tmp_path: Path) -> None:
     assert (line["tier"], list(line["not_enforced"])) == ("C", ["namespaces"])
 
 
+def test_packages_may_be_named(tmp_path: Path) -> None:
+    [file] = write(tmp_path, sum=SUM.replace("import random", "import random, packaging.version"))
+    line = json.loads(run(file, "--json", "--seeds=8").stdout)
+    assert (line["reason"], "imports packaging.version; use" in line["message"]) == (
+        "imports",
+        True,
+    )
+    assert run(file, "--seeds=8", "--modules=packaging").returncode == 0
+
+
 def test_the_kind_may_be_said(tmp_path: Path) -> None:
     files = write(tmp_path, sum=SUM)
     done = run(*files, "--kind=tool_use", "--json", "--seeds=8")
@@ -110,11 +120,15 @@ def test_the_kind_may_be_said(tmp_path: Path) -> None:
         (["x.py", "--seeds=1"], "--seeds=1"),
         (["x.py", "--kind=toy"], "--kind=toy"),
         (["x.py", "--sead=3"], "sead"),
+        (["x.py", "--modules=no_such"], "no_such is not installed; run `pip install no_such`"),
+        (["x.py", "--modules=json, no"], "no is not installed"),
+        (["x.py", "--modules=a b"], "'a b' is no name of a module"),
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(
     tmp_path: Path, arguments: list[str], sentence: str
 ) -> None:
+    write(tmp_path, x=SUM)
     done = run(*arguments, folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1

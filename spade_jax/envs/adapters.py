@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import string
+from collections.abc import Sequence
 from typing import Any
 
 from spade_jax.types import Kind, UsageError, dataclass
@@ -83,12 +84,12 @@ class GemEnv:
 """
 
 _GYMNASIUM = """
-import importlib
+import $module
 
 
 class PackagedEnv:
     def __init__(self):
-        self.made = getattr(importlib.import_module($module), $name)(**$options)
+        self.made = $module.$attribute(**$options)
 
     def reset(self, seed=None):
         return self.made.reset(seed=seed)
@@ -124,24 +125,30 @@ def adapt(name: str, **options: Any) -> Adapted:
     package, slash, rest = name.partition("/")
     module, colon, attribute = name.partition(":")
     if slash and rest and package in PACKAGES:
-        template, values, module = PACKAGES[package], {"name": rest}, package
+        template, values, module = PACKAGES[package], {"name": repr(rest)}, package
     elif colon and attribute.isidentifier() and all(map(str.isidentifier, module.split("."))):
-        template, values = _GYMNASIUM, {"name": attribute, "module": module}
+        template, values = _GYMNASIUM, {"module": module, "attribute": attribute}
     else:
         known = ", ".join(f"{known}/NAME" for known in PACKAGES)
         raise UsageError(f"{name!r} names no environment; use {known} or MODULE:ATTRIBUTE")
-    _check_installed(module)
     _check_literals(name, options)
-    written = {key: repr(value) for key, value in values.items()}
-    code = string.Template(template.lstrip()).substitute(written, options=repr(options))
-    return Adapted(code=code, modules=("numpy", module))  # numpy loads parts of itself late
+    code = string.Template(template.lstrip()).substitute(values, options=repr(options))
+    return Adapted(code=code, modules=to_import([module]))
 
 
-def _check_installed(module: str) -> None:
-    root = module.partition(".")[0]
-    if importlib.util.find_spec(root) is None:
-        wanted = _INSTALLED_BY.get(root, root)
-        raise UsageError(f"{root} is not installed; run `pip install {wanted}`")
+def to_import(modules: Sequence[str]) -> tuple[str, ...]:
+    """What the fork server must import for programs that need these installed modules.
+
+    UsageError where one is not there.
+    """
+    for module in modules:
+        root = module.partition(".")[0]
+        if not all(map(str.isidentifier, module.split("."))):
+            raise UsageError(f"{module!r} is no name of a module; give the name it is imported by")
+        if importlib.util.find_spec(root) is None:
+            wanted = _INSTALLED_BY.get(root, root)
+            raise UsageError(f"{root} is not installed; run `pip install {wanted}`")
+    return ("numpy", *modules) if modules else ()  # numpy loads parts of itself late
 
 
 def _check_literals(name: str, options: dict[str, Any]) -> None:

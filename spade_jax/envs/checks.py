@@ -27,6 +27,7 @@ class Settings:
     max_trivial: float = 0.1  # share of instances a constant or null action may win
     max_random: float = 0.25  # share random actions may win (or chance + 0.1)
     max_turns: int = 25
+    modules: tuple[str, ...] = ()  # installed packages that may be imported as well
 
 
 @dataclass
@@ -59,8 +60,11 @@ def unreadable(error: SyntaxError) -> Verdict:
     return _unread(Reason.PARSE, message)
 
 
-def check_source(code: str | None) -> Verdict | None:
-    """Extract, parse and imports: what can be said without running anything."""
+def check_source(code: str | None, modules: Sequence[str] = ()) -> Verdict | None:
+    """Extract, parse and imports: what can be said without running anything.
+
+    `modules` are packages that may be imported besides those of the contract.
+    """
     if code == CUT_OFF:
         return _unread(
             Reason.EXTRACT,
@@ -77,12 +81,14 @@ def check_source(code: str | None) -> Verdict | None:
         tree = parsers.parse_program(code)
     except SyntaxError as error:
         return unreadable(error)
+    roots = (module.partition(".")[0] for module in modules)
+    allowed = tuple(dict.fromkeys((*contract.ALLOWED_MODULES, *roots)))
     guarded = set(_guarded_bases(tree))
     for node in ast.walk(tree):
         for name in _imported(node) if node not in guarded else ():
-            if name.partition(".")[0] not in contract.ALLOWED_MODULES:
+            if name.partition(".")[0] not in allowed:
                 message = f"The program imports {name or 'a relative module'}; use only "
-                message += ", ".join(contract.ALLOWED_MODULES[1:]) + "."
+                message += ", ".join(allowed[1:]) + "."
                 return _unread(Reason.IMPORTS, message)
     return None
 

@@ -13,7 +13,7 @@ import hashlib
 import random
 from collections.abc import Callable, Container, Sequence
 
-from spade_jax.envs import checks
+from spade_jax.envs import checks, contract
 from spade_jax.envs.checks import Settings, Transcripts
 from spade_jax.envs.fingerprint import fingerprint
 from spade_jax.envs.sandbox import Instance, Played, Rollout, Rollouts, Sandbox
@@ -64,7 +64,7 @@ def _run(sandbox: Sandbox, designs: Sequence[Design], settings: Settings) -> lis
     verdicts: dict[int, Verdict] = {}
     trials: dict[int, _Trial] = {}
     for i, (code, kind) in enumerate(designs):
-        verdict = checks.check_source(code)
+        verdict = checks.check_source(code, settings.modules)
         if verdict is None:
             try:
                 trials[i] = _Trial(sandbox, code, kind, settings)
@@ -99,7 +99,10 @@ class _Trial:
     def __init__(self, sandbox: Sandbox, code: str, kind: Kind, settings: Settings) -> None:
         self.fingerprint = fingerprint(code)
         self._behaviour = ""
-        self.instances = (sandbox.open(code, kind), sandbox.open(code, kind, _OTHER_SALT))
+        modules = (*contract.heavy_modules(code), *settings.modules)
+        self.instances = tuple(
+            sandbox.open(code, kind, salt, modules=modules) for salt in (0, _OTHER_SALT)
+        )
         self._settings = settings
         self._survey: tuple[Played, ...] = ()
         self._measures: Measures | None = None

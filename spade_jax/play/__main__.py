@@ -1,6 +1,6 @@
 """Play an environment in the terminal.
 
-    python -m spade_jax.play FILE [--seed=0]
+    python -m spade_jax.play FILE [--seed=0] [--modules=reasoning_gym]
 
 Type an action as the agent would give it. Tools are called by `name(key="value")` or by a
 `<tool_call>`; any other text is then the answer. /hint, /solution and /quit are commands. Actions
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from absl import flags
 
-from spade_jax.envs import contract, solutions
+from spade_jax.envs import adapters, contract, solutions
 from spade_jax.envs.programs import read_program
 from spade_jax.envs.sandbox import Call, Hint, Instance, Reset, Sandbox, Solution, Step
 from spade_jax.program import printable, run_program
@@ -92,9 +92,11 @@ def main(files: list[str]) -> int:
         reason = program.rejection.message if program.rejection else "It holds no program."
         print(f"{files[0]} cannot be played: {reason}", file=sys.stderr)
         return 1
+    modules = (*contract.heavy_modules(program.code), *adapters.to_import(FLAGS.modules))
     try:
         with Sandbox() as sandbox:
-            play(sandbox, sandbox.open(program.code, program.kind), FLAGS.seed)
+            instance = sandbox.open(program.code, program.kind, modules=modules)
+            play(sandbox, instance, FLAGS.seed)
     except _Broke as broke:
         print(printable(str(broke)), file=sys.stderr)
         return 1
@@ -105,4 +107,5 @@ def main(files: list[str]) -> int:
 
 if __name__ == "__main__":
     flags.DEFINE_integer("seed", 0, "Instance to play.", lower_bound=0, upper_bound=MAX_SEED)
+    flags.DEFINE_list("modules", [], "Installed packages that the program needs.")
     run_program(main, files=True)

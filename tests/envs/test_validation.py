@@ -234,6 +234,19 @@ def test_options_that_the_task_states_are_no_leak(sandbox: Sandbox) -> None:
     assert judge(sandbox, code).accepted
 
 
+def test_packages_may_be_allowed(sandbox: Sandbox) -> None:
+    code = change(
+        SUM,
+        ("import random", "import random\nfrom packaging.version import Version"),
+        ("str(self.a + self.b)", "str(Version(f'{self.a + self.b}.1').major)"),
+    )
+    refused = judge(sandbox, code)
+    assert (refused.reason, refused.phase) == (Reason.IMPORTS, "source")
+    settings = Settings(modules=("packaging.version",))
+    [allowed] = validate(sandbox, [(code, Kind.GAME)], seen=(), settings=settings)
+    assert allowed.accepted, allowed
+
+
 def test_more_designs_than_processes() -> None:
     with Sandbox(max_instances=4) as box:
         designs = [

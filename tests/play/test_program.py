@@ -48,6 +48,14 @@ def test_an_episode_with_hint_and_solution(tmp_path: Path) -> None:
     ]
 
 
+def test_packages_that_the_program_needs(tmp_path: Path) -> None:
+    code = SUM.replace("import random", "import random, packaging.version")
+    assert play(tmp_path, code, "/quit\n", "--modules=packaging").returncode == 0
+    missing = play(tmp_path, code, "", "--modules=no_such")
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert missing.stderr == "error: no_such is not installed; run `pip install no_such`\n"
+
+
 def test_leaving_early_and_losing(tmp_path: Path) -> None:
     assert play(tmp_path, SEARCH, "").returncode == 0
     quits = play(tmp_path, SEARCH, "101\n/quit\n7\n")
