@@ -1,6 +1,6 @@
 """How every program starts and ends: flags, a config where it takes one, one sentence per mistake.
 
-Exit codes: 0 done, 1 the work failed, 2 wrong usage.
+Exit codes: 0 done, 1 the work failed, 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import NoReturn
 
 from absl import app, flags, logging
 from ml_collections import config_dict, config_flags
+from rich.console import Console
+from rich.text import Text
 
 from spade_jax import config as configs
 from spade_jax.types import UsageError
@@ -50,6 +52,9 @@ def run_program(
             return main(list(argv[1:])) if files else main()
         except UsageError as error:
             _exit_with_usage(error)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
 
     app.run(run, flags_parser=parse)
     raise AssertionError("app.run exits")
@@ -89,6 +94,11 @@ def parse_flags(
 def printable(text: str) -> str:
     """The text with every character that could steer a terminal written as an escape."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
+def warn(text: str) -> None:
+    """Print a line where errors go, in red on a terminal."""
+    Console(stderr=True, soft_wrap=True).print(Text(text, style="red"))
 
 
 def _take_config(argv: list[str], default: str) -> tuple[str, list[str]]:

@@ -27,7 +27,7 @@ from spade_jax.envs import adapters, validation
 from spade_jax.envs.confine import Report, Tier
 from spade_jax.envs.programs import ProgramFile, read_program
 from spade_jax.envs.sandbox import Sandbox
-from spade_jax.program import printable, run_program
+from spade_jax.program import printable, run_program, warn
 from spade_jax.types import Kind, Reason, UsageError, Verdict
 
 FLAGS = flags.FLAGS
@@ -118,8 +118,7 @@ def main(files: list[str]) -> int:
         for step, why in held.missing.items():
             console.print(Text(f"not enforced: {step} ({why})"))
     if FLAGS.unsafe:
-        told = f"unsafe: programs ran in tier {held.tier}"
-        Console(stderr=True, soft_wrap=True).print(Text(told, style="red"))
+        warn(f"unsafe: programs ran in tier {held.tier}")
     return 0 if accepted == len(files) else 1
 
 

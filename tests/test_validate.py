@@ -2,15 +2,18 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from spade_jax.envs.programs import MAX_BYTES, kind_of, read_program
 from spade_jax.types import Kind, Reason, UsageError
-from tests.envs.programs import CHAIN, SEARCH, SUM
+from tests.envs.programs import CHAIN, SEARCH, SUM, game
+from tests.envs.witness import descendants, wait_for_end
 
 ROOT = Path(__file__).parents[1]
 
@@ -133,6 +136,24 @@ def test_wrong_usage_is_one_line_and_code_2(
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert sentence in done.stderr
+
+
+def test_an_interrupt_ends_it_in_one_line(tmp_path: Path) -> None:
+    loop = game(reset="exec('while 1: pass')")
+    files = write(tmp_path, **{f"loop{i}": loop for i in range(40)})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spade_jax.validate", *files],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while len(started := descendants(process.pid)) < 3:  # a server, its guard, an instance
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate() == ("", "interrupted\n")
+    assert process.returncode == 130
+    assert all(wait_for_end(pid) for pid in started)
 
 
 # -- reading files ----------------------------------------------------------------------------
