@@ -1,6 +1,6 @@
 """Play an environment in the terminal.
 
-    python -m spade_jax.play FILE [--seed=0] [--modules=reasoning_gym]
+    python -m spade_jax.play FILE [--seed=0] [--modules=reasoning_gym] [--unsafe]
 
 Type an action as the agent would give it. Tools are called by `name(key="value")` or by a
 `<tool_call>`; any other text is then the answer. /hint, /solution and /quit are commands. Actions
@@ -17,7 +17,7 @@ from absl import flags
 from spade_jax.envs import adapters, contract, solutions
 from spade_jax.envs.programs import read_program
 from spade_jax.envs.sandbox import Call, Hint, Instance, Reset, Sandbox, Solution, Step
-from spade_jax.program import printable, run_program
+from spade_jax.program import printable, run_program, warn
 from spade_jax.types import Failure, Kind, StepResult, UsageError
 
 FLAGS = flags.FLAGS
@@ -77,8 +77,10 @@ def _show(text: str) -> None:
 
 def _read() -> str | None:
     """The next line, None at the end of the input."""
+    if sys.stdin.isatty():  # input() itself would write to where errors go, or to the terminal
+        print("> ", end="", flush=True)
     try:
-        return input("> " if sys.stdin.isatty() else "")
+        return input()
     except EOFError:
         return None
 
@@ -94,7 +96,9 @@ def main(files: list[str]) -> int:
         return 1
     modules = (*contract.heavy_modules(program.code), *adapters.to_import(FLAGS.modules))
     try:
-        with Sandbox() as sandbox:
+        with Sandbox(unsafe=FLAGS.unsafe) as sandbox:
+            if FLAGS.unsafe:
+                warn(f"unsafe: the program runs in tier {sandbox.confinement.tier}")
             instance = sandbox.open(program.code, program.kind, modules=modules)
             play(sandbox, instance, FLAGS.seed)
     except _Broke as broke:
@@ -107,5 +111,6 @@ def main(files: list[str]) -> int:
 
 if __name__ == "__main__":
     flags.DEFINE_integer("seed", 0, "Instance to play.", lower_bound=0, upper_bound=MAX_SEED)
+    flags.DEFINE_bool("unsafe", False, "Run the program even where nothing can confine it.")
     flags.DEFINE_list("modules", [], "Installed packages that the program needs.")
     run_program(main, files=True)

@@ -1,6 +1,5 @@
 """Playing in the terminal: actions piped in, commands, and every way to leave."""
 
-import contextlib
 import os
 import pty
 import signal
@@ -109,7 +108,7 @@ def test_a_terminal_has_a_prompt_and_can_be_left(tmp_path: Path, way: str) -> No
     (tmp_path / "x.py").write_text(SEARCH)
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        command(tmp_path / "x.py"), cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs
+        command(tmp_path / "x.py"), cwd=ROOT, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE
     )
     os.close(theirs)
     shown = b""
@@ -119,9 +118,30 @@ def test_a_terminal_has_a_prompt_and_can_be_left(tmp_path: Path, way: str) -> No
         process.send_signal(signal.SIGINT)
     else:
         os.write(ours, b"\x04")
-    assert process.wait(60) == 0
-    with contextlib.suppress(OSError):  # what is left, up to the end of the terminal
-        while chunk := os.read(ours, 1000):
-            shown += chunk
-    assert b"Traceback" not in shown
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, b"")
     os.close(ours)
+
+
+def test_the_prompt_goes_where_observations_go(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(SEARCH)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command(tmp_path / "x.py"),
+        cwd=ROOT,
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    os.close(theirs)
+    os.write(ours, b"101\n/quit\n")
+    shown, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, b"")
+    assert shown.splitlines()[1:] == [b"(/hint, /solution, /quit)", b"> Lower.", b"reward 0", b"> "]
+    os.close(ours)
+
+
+def test_unsafe_is_said(tmp_path: Path) -> None:
+    done = play(tmp_path, SUM, "/quit\n", "--unsafe")
+    assert done.returncode == 0
+    assert done.stderr.startswith("unsafe: the program runs in tier ")
