@@ -14,7 +14,6 @@ import importlib.util
 import json
 import os
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from spade_jax.envs import contract
@@ -71,12 +70,7 @@ class AnswerChecker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._sandbox.close()
 
     def check(self, pairs: Sequence[tuple[str, str]]) -> list[Score]:

@@ -26,7 +26,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import Self
 
 from spade_jax.envs import contract, wire
@@ -100,12 +99,7 @@ class Sandbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     @property
