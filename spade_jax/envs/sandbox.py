@@ -183,9 +183,17 @@ class Sandbox:
         self._deliver()
 
     def close_instances(self, instances: Iterable[Instance]) -> None:
-        """Kill and reap these instances."""
+        """Kill and reap these instances; calls of theirs are answered with what ended them."""
         closed = Failure(phase="close", kind=FailureKind.CRASH, message="The instance was closed.")
         self._settle({instance: instance.failure or closed for instance in instances})
+        for waiting in self._waiting.values():
+            for _ in range(len(waiting)):
+                instance, call, done, starts = waiting.popleft()
+                if instance.failure is None:
+                    waiting.append((instance, call, done, starts))
+                else:
+                    self._starting -= starts
+                    self._answer(instance, done, instance.failure)
         self._deliver()
 
     def close(self) -> None:
@@ -214,7 +222,7 @@ class Sandbox:
             while waiting and self._flying[trusted] < self._windows[trusted]:
                 instance, call, done, loading = waiting.popleft()
                 self._starting -= loading
-                if instance.failure is not None:  # it was closed meanwhile
+                if instance.failure is not None:  # it ended meanwhile
                     self._answer(instance, done, instance.failure)
                     continue
                 if loading:

@@ -1,6 +1,7 @@
 """The sandbox: answers, failures of every kind as values, and nothing left behind."""
 
 import asyncio
+import functools
 import os
 import signal
 import subprocess
@@ -289,11 +290,32 @@ def test_too_many_instances_are_refused() -> None:
         assert ask(box, instances[2], Reset(1)) == StepResult(observation="go")
 
 
-def test_a_waiting_call_of_a_closed_instance_is_answered_and_frees_its_room() -> None:
+def test_calls_of_a_closed_instance_are_answered_at_once() -> None:
+    with Sandbox(step_seconds=PATIENCE) as box:
+        spin = game(step="exec('while 1: pass')")
+        spinning = [box.open(spin, Kind.GAME) for _ in range(2 * (os.cpu_count() or 1))]
+        calm, fresh = box.open(game(), Kind.GAME), box.open(game(), Kind.GAME)
+        box.exchange([(one, Reset(1)) for one in (*spinning, calm)])
+        answers: dict[Instance, object] = {}
+        for one in (*spinning, calm, fresh):
+            box.submit(one, Step("x"), functools.partial(answers.__setitem__, one))
+        box.poll(0)  # some are under way, the others wait for their turn
+        closed = [spinning[0], spinning[-1], fresh]
+        box.close_instances(closed)
+        assert answers == {one: one.failure for one in closed}
+        assert {answer.message for answer in answers.values()} == {"The instance was closed."}
+        assert not any(one.busy for one in closed)
+        box.close_instances(spinning)
+        assert list(answers) == [*closed, *spinning[1:-1]]
+        while calm.busy:
+            box.poll()
+        assert answers[calm] == StepResult(observation="got x")
+
+
+def test_a_waiting_call_of_a_closed_instance_frees_its_room() -> None:
     with Sandbox(max_instances=1) as box:
         one, answers = box.open(game(), Kind.GAME), []
-        ask(box, one, Reset(1))
-        box.submit(one, Step("x"), answers.append)
+        box.submit(one, Reset(1), answers.append)
         box.close_instances([one])
         other, third = box.open(game(), Kind.GAME), box.open(game(), Kind.GAME)
         assert ask(box, other, Reset(1)) == StepResult(observation="go")
