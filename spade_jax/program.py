@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the work failed, 2 wrong usage, 130 interrupted.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -55,6 +56,9 @@ def run_program(
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return 130
+        except BrokenPipeError:  # nobody reads on; what is not yet written shall not fail again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            return 1
 
     app.run(run, flags_parser=parse)
     raise AssertionError("app.run exits")

@@ -74,20 +74,18 @@ def report_line(program: ProgramFile, verdict: Verdict, held: Report) -> str:
 def table(programs: Sequence[ProgramFile], verdicts: Sequence[Verdict]) -> Table:
     """For people: a row a file."""
     rows = Table(box=rich.box.SIMPLE)
-    for name in ("file", "kind", "verdict", "phase"):
-        rows.add_column(name, overflow="fold")
+    rows.add_column("file", overflow="fold")
+    for name in ("kind", "verdict"):
+        rows.add_column(name, no_wrap=True)
     for name in _SHARES:
-        rows.add_column(name, justify="right")
-    rows.add_column("how to mend it", ratio=1, overflow="fold")
+        rows.add_column(name, justify="right", no_wrap=True)
     for program, verdict in zip(programs, verdicts, strict=True):
         shares = (getattr(verdict.measures, name, None) for name in _SHARES)
         rows.add_row(
             Text(printable(str(program.path))),
             program.kind,
             Text(verdict.reason, style="green" if verdict.accepted else "red"),
-            verdict.phase,
             *("" if share is None else f"{share:.0%}" for share in shares),
-            Text(printable(verdict.message)),
         )
     return rows
 
@@ -112,6 +110,11 @@ def main(files: list[str]) -> int:
         if not console.is_terminal:
             console = Console(width=_WIDTH)
         console.print(table(programs, verdicts))
+        for program, verdict in zip(programs, verdicts, strict=True):
+            if not verdict.accepted:
+                console.print(
+                    Text(printable(f"{program.path} ({verdict.phase}): {verdict.message}"))
+                )
         took = time.monotonic() - began
         counts = f"{accepted} of {len(files)} accepted, {FLAGS.seeds} seeds"
         console.print(f"{counts}, tier {held.tier}, {took:.1f} s")

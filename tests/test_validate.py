@@ -76,8 +76,9 @@ def test_the_table_has_every_file_and_the_remedy(tmp_path: Path) -> None:
     write(tmp_path, good=SUM, broken="x = (\x1b[2J")
     done = run("broken.py", "--seeds=8", "good.py", folder=tmp_path)
     assert done.returncode == 1
-    row = next(line for line in done.stdout.splitlines() if line.strip().startswith("broken.py"))
-    assert row.split()[:4] == ["broken.py", "game", "parse", "source"]
+    rows = [line for line in done.stdout.splitlines() if line.strip().startswith("broken.py")]
+    assert rows[0].split() == ["broken.py", "game", "parse"]
+    assert rows[1].startswith("broken.py (source): The program is not valid Python: ")
     row = next(line for line in done.stdout.splitlines() if line.strip().startswith("good.py"))
     assert row.split()[:5] == ["good.py", "game", "accepted", "0%", "0%"]
     assert "1 of 2 accepted, 8 seeds" in done.stdout
@@ -156,6 +157,24 @@ def test_an_interrupt_ends_it_in_one_line(tmp_path: Path) -> None:
     assert all(wait_for_end(pid) for pid in started)
 
 
+def test_classes_that_cannot_be_chosen_or_made(tmp_path: Path) -> None:
+    files = write(
+        tmp_path,
+        args=SUM.replace(
+            "    def reset", "    def __init__(self, size):\n        pass\n\n    def reset"
+        ),
+        two=SUM + SUM.replace("SumEnv", "OtherEnv"),
+        none="x = 1\n",
+    )
+    done = run(*files, "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 1
+    assert {(line["reason"], line["phase"]) for line in lines} == {("construct", "construct")}
+    assert "needs arguments (size)" in lines[0]["message"]
+    assert "several environments, SumEnv and OtherEnv" in lines[1]["message"]
+    assert lines[2]["message"].endswith("no class whose name ends in Env; write one.")
+
+
 # -- reading files ----------------------------------------------------------------------------
 
 
@@ -175,6 +194,13 @@ def test_files_that_are_no_text_are_rejected(tmp_path: Path, data: bytes, messag
     (tmp_path / "x.py").write_bytes(data)
     program = read_program(tmp_path / "x.py")
     assert program.rejection.reason is Reason.PARSE and message in program.rejection.message
+
+
+def test_an_empty_file_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(" \n")
+    rejection = read_program(tmp_path / "x.py").rejection
+    assert (rejection.reason, rejection.phase) == (Reason.EXTRACT, "source")
+    assert "The file is empty" in rejection.message
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:

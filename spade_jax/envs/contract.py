@@ -75,13 +75,13 @@ def environment_class(namespace: Mapping[str, Any], kind: Kind, tool_base: type)
     bases = (tool_base, *(value for value, name in own.items() if name == TOOL_BASE))
     candidates = [value for value, name in own.items() if name != TOOL_BASE]
     if not candidates:
-        raise ContractError("The program defines no class whose name ends in Env.")
+        raise ContractError("The program defines no class whose name ends in Env; write one.")
     whole = [value for value in candidates if not _missing(value)]
     chosen = _outermost(whole or candidates, own)
     if kind is Kind.TOOL_USE and not issubclass(chosen, bases):
         raise ContractError(f"{chosen.__name__} must subclass {TOOL_BASE} to offer tools.")
     for method in _missing(chosen):
-        raise ContractError(f"{chosen.__name__} has no method {method}.")
+        raise ContractError(f"{chosen.__name__} has no method {method}; write one.")
     needed = _needed_arguments(chosen)
     if needed:
         raise ContractError(

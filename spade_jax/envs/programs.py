@@ -49,8 +49,11 @@ def read_program(path: Path, kind: Kind | None = None) -> ProgramFile:
     if "\0" in text:
         problem = "The file holds zero bytes, so it is no Python text; save it as UTF-8."
         return _rejected(path, kind, Reason.PARSE, problem)
+    if not text.strip():
+        problem = "The file is empty; write a program with a class whose name ends in Env."
+        return _rejected(path, kind, Reason.EXTRACT, problem)
     fenced = path.suffix != ".py" and "```" in text
-    code = parsers.extract_code(text) if fenced else text or None
+    code = parsers.extract_code(text) if fenced else text
     return ProgramFile(path=path, kind=kind or kind_of(code or ""), code=code)
 
 

@@ -88,6 +88,8 @@ def _read() -> str | None:
 def main(files: list[str]) -> int:
     if len(files) != 1:
         raise UsageError(f"{len(files)} files are given; pass the one to play")
+    if sys.stdin is None:
+        raise UsageError("standard input is closed, but actions are read from there; open it")
     sys.stdin.reconfigure(errors="replace")
     program = read_program(Path(files[0]))
     if program.rejection is not None or program.code is None:

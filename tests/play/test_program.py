@@ -141,6 +141,22 @@ def test_the_prompt_goes_where_observations_go(tmp_path: Path) -> None:
     os.close(ours)
 
 
+def test_nobody_reads_on_or_nothing_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(SEARCH)
+    pipe, output = os.pipe()
+    os.close(pipe)
+    options = {"cwd": ROOT, "stderr": subprocess.PIPE, "text": True, "check": False}
+    unread = subprocess.run(
+        command(tmp_path / "x.py"), stdin=subprocess.DEVNULL, stdout=output, **options
+    )
+    os.close(output)
+    assert (unread.returncode, unread.stderr) == (1, "")
+    shell = ["sh", "-c", 'exec "$@" <&-', "sh", *command(tmp_path / "x.py")]
+    closed = subprocess.run(shell, stdout=subprocess.PIPE, **options)
+    assert (closed.returncode, closed.stdout) == (2, "")
+    assert closed.stderr.startswith("error: standard input is closed")
+
+
 def test_unsafe_is_said(tmp_path: Path) -> None:
     done = play(tmp_path, SUM, "/quit\n", "--unsafe")
     assert done.returncode == 0
