@@ -6,13 +6,16 @@ It runs in a process of its own, forked by `zygote`. Everything the program does
 
 from __future__ import annotations
 
+import functools
 import os
+import select
 import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from spade_jax.envs import contract, entropy, wire
+from spade_jax.envs.lookout import Lookout
 from spade_jax.envs.seccomp import CHANNEL
 from spade_jax.envs.tool_use import ToolUseBaseEnv
 from spade_jax.types import FailureKind, StepResult
@@ -184,22 +187,28 @@ def _encode(reply: wire.Reply) -> bytes:
 
 def _frames() -> Iterator[tuple[int, bytes]]:
     buffer = bytearray()
-    while chunk := _receive():
+    channel = select.poll()
+    channel.register(CHANNEL, select.POLLIN)
+    lookout = Lookout(functools.partial(channel.poll, 0))
+    few = False
+    while chunk := _receive(lookout if few else None):
         buffer += chunk
-        while len(buffer) >= wire.HEADER.size:
-            length, sequence = wire.HEADER.unpack_from(buffer)
-            end = wire.HEADER.size + length
+        while len(buffer) >= wire.REQUEST.size:
+            length, sequence, few = wire.REQUEST.unpack_from(buffer)
+            end = wire.REQUEST.size + length
             if len(buffer) < end:
                 break
-            payload = bytes(buffer[wire.HEADER.size : end])
+            payload = bytes(buffer[wire.REQUEST.size : end])
             del buffer[:end]
             yield sequence, payload
 
 
-def _receive() -> bytes:
+def _receive(lookout: Lookout | None) -> bytes:
     """The next bytes from the host; empty when there is no host any more."""
     while True:
         try:
+            if lookout is not None:
+                lookout.watch()
             return _read(CHANNEL, _RECEIVE)
         except OSError:
             return b""

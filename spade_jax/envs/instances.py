@@ -112,12 +112,16 @@ class Instance:
         os.close(self.pipe)
         self.channel = None
 
-    def say(self, call: Call, max_observation: int, loading: bool) -> None:
-        """Make a call ready to be sent, after the program itself when `loading`."""
+    def say(self, call: Call, max_observation: int, *, loading: bool, few: bool) -> None:
+        """Make a call ready to be sent, after the program itself when `loading`.
+
+        `few` says that few calls are under way.
+        """
         load = b""
         if loading:
-            load = wire.frame(0, wire.encode(wire.Load(self.code, self.kind, max_observation)))
-        self._outgoing = load + wire.frame(self.sequence + loading, wire.encode(call))
+            program = wire.Load(self.code, self.kind, max_observation)
+            load = wire.request(0, wire.encode(program), few)
+        self._outgoing = load + wire.request(self.sequence + loading, wire.encode(call), few)
 
     def send(self) -> bool:
         """Send what the socket takes; whether something is left."""

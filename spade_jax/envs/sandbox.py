@@ -32,6 +32,7 @@ from spade_jax.envs import contract, wire
 from spade_jax.envs.confine import Report, Tier
 from spade_jax.envs.forkserver import ForkServer, ForkServerDied
 from spade_jax.envs.instances import Answer, Broken, Done, Flight, Instance, Played
+from spade_jax.envs.lookout import Lookout
 from spade_jax.envs.wire import Call, Hint, Reset, Rollout, Rollouts, Solution, Step
 from spade_jax.types import Failure, FailureKind, Kind, UsageError
 
@@ -81,7 +82,7 @@ class Sandbox:
         self._max_observation = max_observation
         self._wanted_tier = tier
         self._unsafe = unsafe
-        cores = os.cpu_count() or 1
+        self._cores = cores = len(os.sched_getaffinity(0))
         self._windows = {False: max(2, cores), True: max(16, 4 * cores)}  # by trusted
         self._servers: dict[tuple, ForkServer] = {}  # by hash seed and modules
         self._numbers = itertools.count()
@@ -94,6 +95,7 @@ class Sandbox:
         self._flying = dict.fromkeys(self._windows, 0)
         self._next_deadline = math.inf  # no flight's deadline is earlier
         self._epoll = select.epoll()
+        self._lookout = Lookout(functools.partial(self._epoll.poll, 0))
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
@@ -218,6 +220,7 @@ class Sandbox:
 
     def _launch(self, ended: dict[Instance, Failure | None]) -> None:
         """Send waiting calls as far as the windows allow, starting processes as need be."""
+        under_way = len(self._flights) + sum(map(len, self._waiting.values()))
         for trusted, waiting in self._waiting.items():
             while waiting and self._flying[trusted] < self._windows[trusted]:
                 instance, call, done, loading = waiting.popleft()
@@ -227,7 +230,8 @@ class Sandbox:
                     continue
                 if loading:
                     self._start(instance)
-                instance.say(call, self._max_observation, loading)
+                few = under_way < self._cores
+                instance.say(call, self._max_observation, loading=loading, few=few)
                 flight = Flight(
                     instance,
                     call,
@@ -402,7 +406,11 @@ class Sandbox:
     def _listen(self, timeout: float | None, ended: dict[Instance, Failure | None]) -> None:
         """Wait for events until the next deadline, and take in what has come."""
         wait = max(0.0, self._next_deadline - time.monotonic())
-        for descriptor, events in self._epoll.poll(wait if timeout is None else min(wait, timeout)):
+        wait = wait if timeout is None else min(wait, timeout)
+        found = None
+        if wait and len(self._flights) < self._cores:  # there is a core to look out on
+            found = self._lookout.watch()
+        for descriptor, events in found or self._epoll.poll(wait):
             instance = self._running.get(descriptor)
             if instance is None:
                 if not self._pipes[descriptor].drain():

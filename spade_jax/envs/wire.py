@@ -1,8 +1,9 @@
 """Messages between host, fork server and instances: msgpack in frames, typed on both sides.
 
 A frame on an instance's socket is a header (payload length, sequence number) and the payload. The
-instance numbers its replies from 0; a request carries the number its first reply will have. On the
-control socket of the fork server every message is one packet.
+instance numbers its replies from 0; a request carries the number its first reply will have, and
+whether few calls are under way, so that the instance may look out for the next one. On the control
+socket of the fork server every message is one packet.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from spade_jax.envs.confine import Tier
 from spade_jax.types import FailureKind, Kind
 
 HEADER = struct.Struct(">II")
+REQUEST = struct.Struct(">II?")
 MAX_FRAME = 1 << 20  # bytes of one reply
 MAX_PACKET = 1 << 16  # bytes of one message on the control socket
 MAX_MESSAGE = 2000  # characters of a failure's message
@@ -186,6 +188,11 @@ decode_order = msgspec.msgpack.Decoder(Fork | Kill).decode
 decode_report = msgspec.msgpack.Decoder(Started | Killed).decode
 
 
+def request(sequence: int, payload: bytes, few: bool) -> bytes:
+    """Bytes of one frame to an instance."""
+    return REQUEST.pack(len(payload), sequence, few) + payload
+
+
 def frame(sequence: int, payload: bytes) -> bytes:
-    """Bytes of one frame."""
+    """Bytes of one frame from an instance."""
     return HEADER.pack(len(payload), sequence) + payload

@@ -146,7 +146,7 @@ class Zygote:
 
 def _preload(modules: tuple[str, ...]) -> Callable[[], None]:
     """Import what programs may need; returns the loop of an instance."""
-    serve = _import_apart("wire", "contract", "parsers", "tool_use", "child").serve
+    serve = _import_apart("wire", "lookout", "contract", "parsers", "tool_use", "child").serve
     wanted = [*sys.modules["spade_jax.envs.contract"].STANDARD_MODULES, *_LAZY, *modules]
     if "numpy" in modules:
         wanted += _LAZY_NUMPY
