@@ -5,7 +5,8 @@ jax. Device arrays live in `policy` and `learn`. Everything is frozen; a change 
 
 Letters for array dimensions, used as suffixes everywhere (`tokens_BT`):
 B sequence, T token, D model, H query head, K key/value head, C head size, F feed-forward,
-V vocabulary, L layer, S cache slot, X expert, E environment, G play in a group.
+V vocabulary, L layer, S cache slot, X expert, P expert picked by a token, E environment, G play in
+a group; N and M are tokens and picks of all sequences in one axis.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Qwen3 (dense) as plain functions over a pytree of arrays.
+"""Qwen3, dense and mixture of experts, as plain functions over a pytree of arrays.
 
 Each parameter is declared once, in `declare`: shape, logical axes, initialiser and Hugging Face
 name. Initial values, abstract shapes and the reading and writing of files follow from that.
 
 Architecture: pre-norm transformer with grouped-query attention, RMS norm on queries and keys per
-head, rotary positions and a gated SiLU feed-forward (Qwen3 technical report, arXiv 2505.09388).
+head, rotary positions and a gated SiLU feed-forward, or in each layer a mixture of such experts
+(Qwen3 technical report, arXiv 2505.09388).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from spade_jax.policy import experts
 
 Params = dict[str, Any]
 UNROLLED = 8  # at most so many layers are unrolled
@@ -32,17 +35,26 @@ class ModelConfig:
     heads: int  # H
     kv_heads: int  # K
     head_size: int  # C
-    ffn: int  # F
+    ffn: int  # F, of layers without experts
     rope_theta: float
     norm_eps: float
     tied: bool  # the output projection is the embedding
     max_positions: int
+    experts: int = 0  # X; 0: every layer has one dense feed-forward
+    experts_per_token: int = 0  # P
+    expert_ffn: int = 0  # F of an expert
+    normalise_picks: bool = False  # the weights of a token's experts sum to 1
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads}); "
                 "correct num_attention_heads or num_key_value_heads in config.json"
+            )
+        if self.experts and not 0 < self.experts_per_token <= self.experts:
+            raise ValueError(
+                f"experts_per_token ({self.experts_per_token}) must be from 1 to the number of "
+                f"experts ({self.experts}); correct num_experts_per_tok in config.json"
             )
 
 
@@ -94,7 +106,7 @@ class Parameter:
 
 def declare(c: ModelConfig) -> dict[str, Any]:
     """The tree of all parameters of a model of this size."""
-    d, h, k, s, f, n = c.width, c.heads, c.kv_heads, c.head_size, c.ffn, c.layers
+    d, h, k, s, n = c.width, c.heads, c.kv_heads, c.head_size, c.layers
     std = 0.02
     out_std = std / math.sqrt(2 * n)
     layer = "model.layers.{layer}."
@@ -102,13 +114,28 @@ def declare(c: ModelConfig) -> dict[str, Any]:
     def norm(name: str, size: int, axis: str) -> Parameter:
         return Parameter((n, size), ("layer", axis), layer + name + ".weight", (size,))
 
-    def weight(name: str, ins: dict[str, int], outs: dict[str, int], std: float) -> Parameter:
-        shape = (n, *ins.values(), *outs.values())
+    def weight(
+        name: str, ins: dict[str, int], outs: dict[str, int], std: float, experts: int = 0
+    ) -> Parameter:
+        stack = {"layer": n} | ({"expert": experts} if experts else {})
+        sizes = {**stack, **ins, **outs}
         hf_shape = (math.prod(outs.values()), math.prod(ins.values()))
-        return Parameter(
-            shape, ("layer", *ins, *outs), layer + name + ".weight", hf_shape, True, std
-        )
+        shape, axes = tuple(sizes.values()), tuple(sizes)
+        return Parameter(shape, axes, layer + name + ".weight", hf_shape, True, std)
 
+    def feed_forward(prefix: str, size: int, experts: int) -> dict[str, Parameter]:
+        ins, outs = {"model": d}, {"ffn": size}
+        return {
+            "gate": weight(prefix + "gate_proj", ins, outs, std, experts),
+            "up": weight(prefix + "up_proj", ins, outs, std, experts),
+            "down": weight(prefix + "down_proj", outs, ins, out_std, experts),
+        }
+
+    if c.experts:
+        mlp = {"router": weight("mlp.gate", {"model": d}, {"router": c.experts}, std)}
+        mlp |= feed_forward("mlp.experts.{expert}.", c.expert_ffn, c.experts)
+    else:
+        mlp = feed_forward("mlp.", c.ffn, 0)
     tree: dict[str, Any] = {
         "embed": Parameter(
             (c.vocab, d),
@@ -126,9 +153,7 @@ def declare(c: ModelConfig) -> dict[str, Any]:
             "k_norm": norm("self_attn.k_norm", s, "head_size"),
             "o": weight("self_attn.o_proj", {"head": h, "head_size": s}, {"model": d}, out_std),
             "ffn_norm": norm("post_attention_layernorm", d, "model"),
-            "gate": weight("mlp.gate_proj", {"model": d}, {"ffn": f}, std),
-            "up": weight("mlp.up_proj", {"model": d}, {"ffn": f}, std),
-            "down": weight("mlp.down_proj", {"ffn": f}, {"model": d}, out_std),
+            **mlp,
         },
         "final_norm": Parameter((d,), ("model",), "model.norm.weight", (d,)),
     }
@@ -244,6 +269,14 @@ def finish_layer(p: Params, x_BTD: jax.Array, out_BTHC: jax.Array, c: ModelConfi
     b, t = x_BTD.shape[:2]
     x_BTD = x_BTD + linear(out_BTHC.reshape(b, t, -1), p["o"].reshape(-1, c.width))
     y_BTD = rms_norm(x_BTD, p["ffn_norm"], c.norm_eps)
+    if c.experts:
+        return x_BTD + experts.feed_forward(
+            p,
+            y_BTD,
+            picks=c.experts_per_token,
+            normalise=c.normalise_picks,
+            product=experts.preferred(),
+        )
     gated_BTF = jax.nn.silu(linear(y_BTD, p["gate"])) * linear(y_BTD, p["up"])
     return x_BTD + linear(gated_BTF, p["down"])
 

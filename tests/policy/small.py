@@ -23,6 +23,9 @@ SMALL = ModelConfig(
     max_positions=512,
 )
 UNTIED = dataclasses.replace(SMALL, tied=False)
+MOE = dataclasses.replace(
+    UNTIED, experts=4, experts_per_token=2, expert_ffn=24, normalise_picks=True
+)
 
 
 def random_params(c: ModelConfig, seed: int = 0) -> Params:
