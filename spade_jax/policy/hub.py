@@ -48,9 +48,10 @@ def read_config(path: str | pathlib.Path) -> ModelConfig:
 
 
 def _sizes(file: pathlib.Path, raw: dict[str, Any]) -> ModelConfig:
-    if raw.get("model_type") != "qwen3":
+    if raw.get("model_type") not in ("qwen3", "qwen3_moe"):
         raise UsageError(
-            f"{file} says model_type {raw.get('model_type')!r}; only 'qwen3' is supported"
+            f"{file} says model_type {raw.get('model_type')!r}; only 'qwen3' and 'qwen3_moe' are "
+            "supported"
         )
     theta = raw.get("rope_theta") or (raw.get("rope_parameters") or {}).get("rope_theta")
     if theta is None:
@@ -67,14 +68,39 @@ def _sizes(file: pathlib.Path, raw: dict[str, Any]) -> ModelConfig:
         norm_eps=raw["rms_norm_eps"],
         tied=raw.get("tie_word_embeddings", False),
         max_positions=raw["max_position_embeddings"],
+        **(_expert_sizes(file, raw) if raw["model_type"] == "qwen3_moe" else {}),
     )
+
+
+def _expert_sizes(file: pathlib.Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of the experts; transformers keeps their number under either of two names."""
+    if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
+        raise UsageError(
+            f"{file} mixes layers with and without experts (mlp_only_layers "
+            f"{raw.get('mlp_only_layers')}, decoder_sparse_step {raw.get('decoder_sparse_step')}); "
+            "take a model whose layers all have experts, such as Qwen3-30B-A3B"
+        )
+    return {
+        "experts": raw["num_local_experts" if "num_local_experts" in raw else "num_experts"],
+        "experts_per_token": raw["num_experts_per_tok"],
+        "expert_ffn": raw["moe_intermediate_size"],
+        "normalise_picks": raw["norm_topk_prob"],
+    }
 
 
 def config_json(c: ModelConfig, *, eos_id: int, pad_id: int) -> dict[str, Any]:
     """The content of `config.json` for these sizes."""
+    mixture = {
+        "num_experts": c.experts,
+        "num_experts_per_tok": c.experts_per_token,
+        "moe_intermediate_size": c.expert_ffn,
+        "norm_topk_prob": c.normalise_picks,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
     return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
+        "architectures": ["Qwen3MoeForCausalLM" if c.experts else "Qwen3ForCausalLM"],
+        "model_type": "qwen3_moe" if c.experts else "qwen3",
         "vocab_size": c.vocab,
         "hidden_size": c.width,
         "num_hidden_layers": c.layers,
@@ -92,6 +118,7 @@ def config_json(c: ModelConfig, *, eos_id: int, pad_id: int) -> dict[str, Any]:
         "dtype": "float32",
         "eos_token_id": eos_id,
         "pad_token_id": pad_id,
+        **(mixture if c.experts else {}),
     }
 
 

@@ -13,9 +13,9 @@ from safetensors.numpy import load_file, save_file
 from spade_jax.policy import hub, model
 from spade_jax.policy.model import ModelConfig
 from spade_jax.types import UsageError
-from tests.policy.small import SMALL, UNTIED, random_params
+from tests.policy.small import MOE, SMALL, UNTIED, random_params
 
-BOTH = pytest.mark.parametrize("c", [SMALL, UNTIED], ids=["tied", "untied"])
+BOTH = pytest.mark.parametrize("c", [SMALL, UNTIED, MOE], ids=["tied", "untied", "experts"])
 
 
 @pytest.fixture
@@ -117,8 +117,22 @@ def test_a_folder_without_weights(folder: Path) -> None:
 
 def test_another_architecture(folder: Path) -> None:
     change_config(folder, model_type="llama")
-    with pytest.raises(ValueError, match="says model_type 'llama'; only 'qwen3' is supported"):
+    with pytest.raises(ValueError, match="says model_type 'llama'; only 'qwen3' and 'qwen3_moe'"):
         hub.load(folder)
+
+
+def test_the_number_of_experts_has_two_names(tmp_path: Path) -> None:
+    hub.save(tmp_path, MOE, random_params(MOE), eos_id=1, pad_id=0)
+    change_config(tmp_path, num_experts=None, num_local_experts=4)
+    assert hub.read_config(tmp_path) == MOE
+
+
+@pytest.mark.parametrize("fields", [{"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}])
+def test_layers_with_and_without_experts(tmp_path: Path, fields: dict[str, object]) -> None:
+    hub.save(tmp_path, MOE, random_params(MOE), eos_id=1, pad_id=0)
+    change_config(tmp_path, **fields)
+    with pytest.raises(UsageError, match="mixes layers with and without experts .*; take a model"):
+        hub.read_config(tmp_path)
 
 
 def test_a_missing_tensor(folder: Path) -> None:
