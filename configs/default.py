@@ -16,7 +16,9 @@ def get_config() -> config_dict.ConfigDict:
     c.model = config_dict.ConfigDict()
     c.model.path = ""  # folder of Hugging Face files; "" is the policy shipped in the package
     c.model.compute_dtype = "bfloat16"  # of activations; parameters are float32
-    c.model.remat = "layer"  # none | layer: what the backward pass recomputes
+    # What the backward pass keeps of a layer, from most memory to least: none (nothing is computed
+    # again) | dots (products with weights) | attention (its output) | layer (only the input).
+    c.model.remat = "layer"
     c.model.think = "auto"  # auto | keep | strip earlier thinking; auto: as the chat template does
     c.model.template_options = "{}"  # JSON of switches: '{"enable_thinking": false}'
 

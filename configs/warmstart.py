@@ -27,7 +27,7 @@ def get_config() -> config_dict.ConfigDict:
     c.model.context = 1024  # positions
     c.model.vocabulary = 1024  # entries of a new tokenizer
     c.model.compute_dtype = "float32"
-    c.model.remat = "none"  # none | layer
+    c.model.remat = "none"  # as in default.py
 
     c.data = config_dict.ConfigDict()
     c.data.path = ""  # JSONL of {"messages": [{"role", "content"}, ...]}; "": the bundled generator

@@ -17,12 +17,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from spade_jax.policy import experts
+from spade_jax.types import UsageError
 
 Params = dict[str, Any]
 UNROLLED = 8  # at most so many layers are unrolled
 QUERY_CHUNK = 128  # queries per attention block; each sees only the keys up to its own end
+
+# What the backward pass finds of a layer besides its input; the rest it computes again.
+REMAT = {
+    "none": jax.checkpoint_policies.everything_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # products with weights
+    "attention": jax.checkpoint_policies.save_only_these_names("attention"),  # its output
+    "layer": jax.checkpoint_policies.nothing_saveable,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,17 +348,20 @@ def hidden(
     """Final hidden vectors (B, T, D) of packed rows.
 
     `segments_BT` numbers the sequences of a row; a token sees earlier tokens of its own segment
-    only, at the rotary positions given. `remat` is none or layer.
+    only, at the rotary positions given. `remat` names what the backward pass keeps, see REMAT.
     """
+    if remat not in REMAT:
+        raise UsageError(f"remat is {remat!r}; choose one of {', '.join(REMAT)}")
     angles = rotary_angles(positions_BT, c)
 
     def layer(x_BTD: jax.Array, p: Params) -> tuple[jax.Array, None]:
         with jax.named_scope("layer"):
             q_BTHC, k_BTKC, v_BTKC = project(p, x_BTD, angles, c)
             out_BTHC = packed_attention(q_BTHC, k_BTKC, v_BTKC, segments_BT)
+            out_BTHC = checkpoint_name(out_BTHC, "attention")
             return finish_layer(p, x_BTD, out_BTHC, c), None
 
-    body = jax.checkpoint(layer) if remat == "layer" else layer
+    body = layer if remat == "none" else jax.checkpoint(layer, policy=REMAT[remat])
     # A few layers run a quarter faster unrolled; many compile once as a loop.
     x_BTD, _ = jax.lax.scan(
         body, embed(params, tokens_BT, dtype), params["layers"], unroll=c.layers <= UNROLLED

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spade_jax import config
 from spade_jax.policy import hub, model
 from spade_jax.policy.model import ModelConfig, Params
+from spade_jax.types import UsageError
 from tests.policy.small import SMALL, UNTIED, random_params
 
 LENGTH = 24
@@ -83,6 +85,35 @@ def test_query_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "QUERY_CHUNK", 7)
     blocks = jax.jit(lambda *x: model.packed_attention(*x))(q, k, v, segments)
     np.testing.assert_allclose(blocks, one, atol=1e-6)
+
+
+def test_what_is_computed_again_changes_no_gradient() -> None:
+    """The policies differ in what they keep: counted as arrays handed to the backward pass."""
+    c = dataclasses.replace(SMALL, layers=1)
+    params = random_params(c)
+    tokens, segments = jnp.asarray(TOKENS[None]), jnp.asarray([[1] * 10 + [2] * 14])
+    positions = jnp.arange(LENGTH)[None]
+
+    def loss(params: Params, remat: str) -> jax.Array:
+        x = model.hidden(params, tokens, positions, segments, c, remat=remat)
+        return jnp.sum(jnp.sin(x))
+
+    def kept(remat: str) -> int:
+        backward = jax.eval_shape(lambda p: jax.vjp(lambda p: loss(p, remat), p)[1], params)
+        return sum(leaf.size for leaf in jax.tree.leaves(backward))
+
+    sizes = [kept(remat) for remat in model.REMAT]
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes), sizes
+    plain, *others = (jax.jit(jax.grad(loss), static_argnums=1)(params, r) for r in model.REMAT)
+    for other in others:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), other, plain)
+
+
+def test_an_unknown_remat(params: Params) -> None:
+    row = jnp.zeros((1, 1), jnp.int32)
+    with pytest.raises(UsageError, match="remat is 'all'; choose one of none, dots, attention, l"):
+        model.hidden(params, row, row, row, SMALL, remat="all")
+    assert config.CHOICES["model.remat"] == tuple(model.REMAT)
 
 
 def test_nothing_visible_gives_zero() -> None:
