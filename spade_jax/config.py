@@ -230,6 +230,7 @@ RANGES: dict[str, Range] = {
 CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": ("deterministic", "overlap"),
     "model.compute_dtype": ("float32", "bfloat16"),
+    "model.attention": ("auto", "einsum", "dot_product", "cudnn", "splash"),
     "model.remat": ("none", "dots", "attention", "layer"),
     "model.think": THINK,
     "design.prompts": tuple(sorted(path.name for path in PROMPTS.iterdir() if path.is_dir())),

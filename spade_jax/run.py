@@ -25,7 +25,7 @@ from spade_jax.learn.learner import Learner, Settings
 from spade_jax.learn.step import LearnerState
 from spade_jax.metrics import Timer
 from spade_jax.play.episodes import Rules
-from spade_jax.policy import hub, templates
+from spade_jax.policy import hub, kernels, templates
 from spade_jax.policy.conversation import Budget, Policy
 from spade_jax.policy.model import ModelConfig, count
 from spade_jax.policy.sampler import Sampler
@@ -111,6 +111,7 @@ def hyper(c: config_dict.ConfigDict) -> step.Hyper:
         entropy=c.learn.entropy,
         compute_dtype=c.model.compute_dtype,
         remat=c.model.remat,
+        kernels=kernels.choose(c.model.attention),
     )
 
 

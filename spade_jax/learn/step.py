@@ -18,6 +18,7 @@ import optax
 from spade_jax.learn import losses
 from spade_jax.learn.batching import Rows
 from spade_jax.policy import model
+from spade_jax.policy.kernels import Kernels
 from spade_jax.policy.model import ModelConfig, Params
 
 
@@ -41,6 +42,7 @@ class Hyper:
     entropy: float = 0.0
     compute_dtype: str = "float32"
     remat: str = "none"
+    kernels: Kernels | None = None  # None: the platform's
 
 
 def optimizer(
@@ -96,6 +98,7 @@ def predict(params: Params, rows: Rows, c: ModelConfig, h: Hyper) -> tuple[jax.A
         c,
         dtype=jnp.dtype(h.compute_dtype),
         remat=h.remat,
+        kernels=h.kernels,
     )
     return model.token_logps(params, x_BTD, rows.target, rows.temperature, c)
 

@@ -12,14 +12,6 @@ import jax.numpy as jnp
 
 Weights = dict[str, jax.Array]  # gate and up (X,D,F), down (X,F,D)
 
-PRODUCTS = ("dense", "ragged")
-
-
-def preferred() -> str:
-    """The form that suits this platform: on a CPU a ragged product computes every expert anyway,
-    once for each pick."""
-    return "dense" if jax.default_backend() == "cpu" else "ragged"
-
 
 def route(
     x_ND: jax.Array, router_DX: jax.Array, picks: int, *, normalise: bool
@@ -75,6 +67,9 @@ def ragged(p: Weights, x_ND: jax.Array, chosen_NP: jax.Array, weight_NP: jax.Arr
     return jnp.sum(y_NPD, axis=1)
 
 
+PRODUCTS = {"dense": dense, "ragged": ragged}
+
+
 def feed_forward(
     p: Weights, x_BTD: jax.Array, *, picks: int, normalise: bool, product: str
 ) -> jax.Array:
@@ -82,5 +77,4 @@ def feed_forward(
     b, t, d = x_BTD.shape
     x_ND = x_BTD.reshape(b * t, d)
     chosen_NP, weight_NP = route(x_ND, p["router"], picks, normalise=normalise)
-    compute = {"dense": dense, "ragged": ragged}[product]
-    return compute(p, x_ND, chosen_NP, weight_NP).reshape(b, t, d)
+    return PRODUCTS[product](p, x_ND, chosen_NP, weight_NP).reshape(b, t, d)

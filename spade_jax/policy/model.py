@@ -17,14 +17,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from spade_jax.policy import experts
+from spade_jax.policy.attention import KERNELS
+from spade_jax.policy.attention import attend as attend  # also the sampler's
+from spade_jax.policy.kernels import Kernels, choose
 from spade_jax.types import UsageError
 
 Params = dict[str, Any]
 UNROLLED = 8  # at most so many layers are unrolled
-QUERY_CHUNK = 128  # queries per attention block; each sees only the keys up to its own end
 
 # What the backward pass finds of a layer besides its input; the rest it computes again.
 REMAT = {
@@ -249,32 +250,13 @@ def project(
     return q_BTHC, k_BTKC, v_BTKC
 
 
-def attend(
-    q_BTHC: jax.Array, k_BKCS: jax.Array, v_BKSC: jax.Array, visible_BTS: jax.Array
+def finish_layer(
+    p: Params,
+    x_BTD: jax.Array,
+    out_BTHC: jax.Array,
+    c: ModelConfig,
+    kernels: Kernels | None = None,
 ) -> jax.Array:
-    """Softmax attention of grouped queries; where nothing is visible the result is 0.
-
-    Keys come with the head size before the length: on a CPU that layout is several times faster
-    when one query meets a long cache.
-    """
-    b, t, h, size = q_BTHC.shape
-    kv = k_BKCS.shape[1]
-    q_BKTC = q_BTHC.reshape(b, t, kv, h // kv, size).transpose(0, 2, 3, 1, 4)
-    q_BKTC = q_BKTC.reshape(b, kv, (h // kv) * t, size) * size**-0.5
-    scores = jnp.einsum("BKTC,BKCS->BKTS", q_BKTC, k_BKCS, preferred_element_type=jnp.float32)
-    scores = scores.reshape(b, kv, h // kv, t, -1)
-    mask = visible_BTS[:, None, None, :, :]
-    scores = jnp.where(mask, scores, -1e30)
-    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
-    weights = jnp.where(mask, jnp.exp(scores - top), 0.0)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    weights = (weights / jnp.maximum(total, 1e-30)).astype(v_BKSC.dtype)
-    out = jnp.einsum("BKTS,BKSC->BKTC", weights.reshape(b, kv, (h // kv) * t, -1), v_BKSC)
-    out = out.reshape(b, kv, h // kv, t, size).transpose(0, 3, 1, 2, 4)
-    return out.reshape(b, t, h, size)
-
-
-def finish_layer(p: Params, x_BTD: jax.Array, out_BTHC: jax.Array, c: ModelConfig) -> jax.Array:
     """Add a layer's attention output and its feed-forward to the residual stream."""
     b, t = x_BTD.shape[:2]
     x_BTD = x_BTD + linear(out_BTHC.reshape(b, t, -1), p["o"].reshape(-1, c.width))
@@ -285,7 +267,7 @@ def finish_layer(p: Params, x_BTD: jax.Array, out_BTHC: jax.Array, c: ModelConfi
             y_BTD,
             picks=c.experts_per_token,
             normalise=c.normalise_picks,
-            product=experts.preferred(),
+            product=(kernels or choose()).experts,
         )
     gated_BTF = jax.nn.silu(linear(y_BTD, p["gate"])) * linear(y_BTD, p["up"])
     return x_BTD + linear(gated_BTF, p["down"])
@@ -313,28 +295,6 @@ def logits(params: Params, x_ND: jax.Array, c: ModelConfig) -> jax.Array:
 # -- whole sequences --------------------------------------------------------------------------
 
 
-def packed_attention(
-    q_BTHC: jax.Array, k_BTKC: jax.Array, v_BTKC: jax.Array, segments_BT: jax.Array
-) -> jax.Array:
-    """Causal attention within segments, in blocks of queries that skip the keys after them."""
-    k_BKCS, v_BKSC = k_BTKC.transpose(0, 2, 3, 1), v_BTKC.transpose(0, 2, 1, 3)
-    t = q_BTHC.shape[1]
-    blocks = []
-    for start in range(0, t, QUERY_CHUNK):
-        end = min(start + QUERY_CHUNK, t)
-        causal_TS = jnp.arange(end)[None, :] <= jnp.arange(start, end)[:, None]
-        same_BTS = segments_BT[:, start:end, None] == segments_BT[:, None, :end]
-        blocks.append(
-            attend(
-                q_BTHC[:, start:end],
-                k_BKCS[..., :end],
-                v_BKSC[:, :, :end],
-                causal_TS[None] & same_BTS,
-            )
-        )
-    return jnp.concatenate(blocks, axis=1)
-
-
 def hidden(
     params: Params,
     tokens_BT: jax.Array,
@@ -344,22 +304,25 @@ def hidden(
     *,
     dtype: jnp.dtype = jnp.float32,
     remat: str = "none",
+    kernels: Kernels | None = None,
 ) -> jax.Array:
     """Final hidden vectors (B, T, D) of packed rows.
 
     `segments_BT` numbers the sequences of a row; a token sees earlier tokens of its own segment
-    only, at the rotary positions given. `remat` names what the backward pass keeps, see REMAT.
+    only, at the rotary positions given. `remat` names what the backward pass keeps, see REMAT;
+    `kernels` are the platform's where none are given.
     """
+    kernels = kernels or choose()
     if remat not in REMAT:
         raise UsageError(f"remat is {remat!r}; choose one of {', '.join(REMAT)}")
+    attention = KERNELS[kernels.attention]
     angles = rotary_angles(positions_BT, c)
 
     def layer(x_BTD: jax.Array, p: Params) -> tuple[jax.Array, None]:
         with jax.named_scope("layer"):
             q_BTHC, k_BTKC, v_BTKC = project(p, x_BTD, angles, c)
-            out_BTHC = packed_attention(q_BTHC, k_BTKC, v_BTKC, segments_BT)
-            out_BTHC = checkpoint_name(out_BTHC, "attention")
-            return finish_layer(p, x_BTD, out_BTHC, c), None
+            out_BTHC = attention(q_BTHC, k_BTKC, v_BTKC, segments_BT)
+            return finish_layer(p, x_BTD, out_BTHC, c, kernels), None
 
     body = layer if remat == "none" else jax.checkpoint(layer, policy=REMAT[remat])
     # A few layers run a quarter faster unrolled; many compile once as a loop.
