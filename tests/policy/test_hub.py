@@ -61,6 +61,9 @@ def test_transformers_opens_the_folder(tmp_path: Path, c: ModelConfig) -> None:
         tmp_path, output_loading_info=True, dtype=torch.float32
     )
     assert not report["missing_keys"] and not report["unexpected_keys"]
+    reference.save_pretrained(tmp_path / "theirs")  # which holds the tensors it opened
+    assert hub.read_config(tmp_path / "theirs") == c
+    jax.tree.map(np.testing.assert_array_equal, hub.load(tmp_path / "theirs")[1], params)
     tokens = np.random.default_rng(0).integers(0, c.vocab, (1, 12))
     with torch.no_grad():
         expected = reference(torch.tensor(tokens)).logits.numpy()[0]
@@ -83,6 +86,53 @@ def test_shards_are_read_together(folder: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, hub.load(folder)[1], random_params(SMALL))
 
 
+def test_an_export_keeps_what_belongs_to_the_model(folder: Path, tmp_path: Path) -> None:
+    """Several files in the dtype asked for, which transformers opens to the same bits."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    change_config(folder, sliding_window=None, initializer_range=0.03)
+    for name in ("generation_config.json", "tokenizer.json", "chat_template.jinja"):
+        (folder / name).write_text("{}")
+    (folder / "notes.txt").write_text("not part of a model")
+    c, params = hub.load(folder)
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "model-00009-of-00009.safetensors").write_bytes(b"of an earlier model")
+    hub.export(there, params, like=folder, dtype="bfloat16", max_shard=10_000)
+    shards = sorted(path.name for path in there.glob("*.safetensors"))
+    assert (
+        len(shards) > 2 and shards[-1] == f"model-{len(shards):05}-of-{len(shards):05}.safetensors"
+    )
+    kept = {path.name for path in there.iterdir()} - set(shards)
+    assert kept == {
+        *("config.json", "model.safetensors.index.json", "generation_config.json"),
+        *("tokenizer.json", "chat_template.jinja"),
+    }
+    assert all((there / name).stat().st_size < 12_000 for name in shards), "10,000 and a header"
+    raw = json.loads((folder / "config.json").read_text())
+    assert json.loads((there / "config.json").read_text()) == raw | {"dtype": "bfloat16"}
+    rounded = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+    read, again = hub.load(there, dtype="bfloat16")
+    assert read == c
+    jax.tree.map(np.testing.assert_array_equal, again, rounded)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(there)
+    assert reference.dtype == torch.bfloat16
+    reference.save_pretrained(tmp_path / "theirs")
+    jax.tree.map(np.testing.assert_array_equal, hub.load(tmp_path / "theirs")[1], rounded)
+
+
+def test_an_export_keeps_the_dtype(folder: Path, tmp_path: Path) -> None:
+    change_tensors(folder, lambda t: t.update({k: v.astype(np.float16) for k, v in t.items()}))
+    _, stored = hub.stored(folder)
+    hub.export(tmp_path / "there", stored, like=folder)
+    there, here = (load_file(path / "model.safetensors") for path in (tmp_path / "there", folder))
+    assert there.keys() == here.keys()
+    for name, tensor in there.items():
+        assert tensor.dtype == np.float16
+        np.testing.assert_array_equal(tensor, here[name])
+    assert json.loads((tmp_path / "there" / "config.json").read_text())["dtype"] == "float16"
+
+
 def test_half_precision_becomes_float32(folder: Path) -> None:
     change_tensors(folder, lambda t: t.update({k: v.astype(np.float16) for k, v in t.items()}))
     embed = hub.load(folder)[1]["embed"]
@@ -94,8 +144,30 @@ def test_half_precision_becomes_float32(folder: Path) -> None:
 def test_the_rotary_base_is_read_from_both_places(folder: Path) -> None:
     change_config(folder, rope_theta=None, rope_parameters={"rope_theta": 500.0})
     assert hub.read_config(folder).rope_theta == 500.0
-    change_config(folder, rope_parameters=None)
+    change_config(folder, rope_theta=500)
+    assert hub.read_config(folder).rope_theta == 500.0
+    change_config(folder, rope_theta=400.0)
+    with pytest.raises(UsageError, match="rope_theta 400.0 and, in rope_parameters, 500.0; keep"):
+        hub.read_config(folder)
+    change_config(folder, rope_theta=None, rope_parameters=None)
     with pytest.raises(ValueError, match="has no rope_theta; add the model's rotary base"):
+        hub.read_config(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type 'yarn'; only 'default'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_type 'linear'; only 'default'"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'; only 'silu' is supported"),
+        ({"use_sliding_window": True}, "use_sliding_window True; only False is supported"),
+    ],
+)
+def test_variants_of_the_architecture(
+    folder: Path, fields: dict[str, object], sentence: str
+) -> None:
+    change_config(folder, **fields)
+    with pytest.raises(UsageError, match=sentence):
         hub.read_config(folder)
 
 
@@ -153,15 +225,23 @@ def test_a_wrong_shape(folder: Path) -> None:
     ("fields", "name"),
     [
         ({"num_hidden_layers": 1}, "model.layers.1.input_layernorm.weight"),
-        ({}, "lm_head.weight"),
+        ({}, "extra.weight"),
     ],
 )
 def test_a_surplus_tensor(folder: Path, fields: dict[str, int], name: str) -> None:
-    change_tensors(folder, lambda t: t.setdefault("lm_head.weight", np.zeros((64, 32), "f4")))
-    if fields:
-        change_tensors(folder, lambda t: t.pop("lm_head.weight"))
+    if not fields:
+        change_tensors(folder, lambda t: t.setdefault(name, np.zeros((64, 32), "f4")))
     change_config(folder, **fields)
     with pytest.raises(ValueError, match=f"tensors this model does not have, such as {name}; che"):
+        hub.load(folder)
+
+
+def test_a_tied_model_may_repeat_its_embedding_as_the_head(folder: Path) -> None:
+    embed = np.asarray(random_params(SMALL)["embed"])
+    change_tensors(folder, lambda t: t.update({"lm_head.weight": embed}))
+    jax.tree.map(np.testing.assert_array_equal, hub.load(folder)[1], random_params(SMALL))
+    change_tensors(folder, lambda t: t.update({"lm_head.weight": embed + 1}))
+    with pytest.raises(UsageError, match="ties its embeddings but holds a lm_head.weight that dif"):
         hub.load(folder)
 
 
