@@ -13,7 +13,7 @@ import optax
 
 from spade_jax.learn import batching, step
 from spade_jax.learn.batching import Row
-from spade_jax.learn.step import Hyper, LearnerState
+from spade_jax.learn.step import Assemble, Hyper, LearnerState
 from spade_jax.policy.model import ModelConfig, Params
 from spade_jax.types import Role, Sample
 
@@ -37,8 +37,9 @@ class Settings:
 
 
 class Learner:
-    """The jitted update with its settings. `reference` are frozen weights, for a KL term.
+    """The jitted update with its settings. `reference` are the weights of a KL term.
 
+    Where only a part is trained, `frozen` is the rest and `assemble` makes the model of both.
     Arrays keep the largest size met so far, so that soon no iteration compiles anything.
     """
 
@@ -49,10 +50,16 @@ class Learner:
         tx: optax.GradientTransformation,
         settings: Settings,
         reference: Params | None,
+        frozen: Params | None = None,
+        assemble: Assemble = step.whole,
     ) -> None:
         self.config, self.hyper, self.tx, self.settings = config, hyper, tx, settings
-        self.reference = reference
+        self.reference, self.frozen, self.assemble = reference, frozen, assemble
         self._capacity = [FIRST_CAPACITY] * len(settings.rows)
+
+    def params(self, state: LearnerState) -> Params:
+        """The model's parameters."""
+        return self.assemble(state.params, self.frozen)
 
     def update(
         self,
@@ -125,7 +132,8 @@ class Learner:
         stale = [i for i, s in enumerate(samples) if s.version != now]
         fresh = [i for i, s in enumerate(samples) if s.version == now]
         probe = fresh[: 2 * self.settings.rows[0]]
-        old = self._score(state.params, rows, stale + probe)
+        params = self.params(state)
+        old = self._score(params, rows, stale + probe)
         gaps = [
             abs(a - b)
             for i in probe
@@ -133,7 +141,7 @@ class Learner:
             if own
         ]
         if gaps and max(gaps) > self.settings.max_gap:
-            old |= self._score(state.params, rows, fresh[len(probe) :])
+            old |= self._score(params, rows, fresh[len(probe) :])
         else:
             old = {i: old[i] for i in stale}
         stats: Stats = {
@@ -174,7 +182,14 @@ class Learner:
         ]
         batch, counts, _ = self._pack([r for r, _ in pairs], [w for _, w in pairs])
         state, metrics = step.train_step(
-            state, batch, counts, c=self.config, h=self.hyper, tx=self.tx
+            state,
+            batch,
+            counts,
+            c=self.config,
+            h=self.hyper,
+            tx=self.tx,
+            frozen=self.frozen,
+            assemble=self.assemble,
         )
         tokens = sum(row.trained for row, _ in pairs)
         return state, {k: float(v) for k, v in jax.device_get(metrics).items()}, tokens

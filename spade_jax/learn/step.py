@@ -21,9 +21,11 @@ from spade_jax.policy import model
 from spade_jax.policy.kernels import Kernels
 from spade_jax.policy.model import ModelConfig, Params
 
+Assemble = Callable[[Params, Params | None], Params]  # (trained, frozen) -> the model's parameters
+
 
 class LearnerState(flax.struct.PyTreeNode):
-    """Float32 parameters, optimizer state and the number of updates made."""
+    """Float32 parameters that are trained, optimizer state and the number of updates made."""
 
     params: Params
     opt_state: optax.OptState
@@ -71,6 +73,12 @@ def optimizer(
 def _final_norm(params: Params) -> dict[str, bool]:
     """A mask of the final norm: a prefix of the tree of parameters."""
     return {name: name == "final_norm" for name in params}
+
+
+def whole(trained: Params, frozen: Params | None) -> Params:
+    """What is trained is the model."""
+    assert frozen is None, "nothing may be frozen where all is trained"
+    return trained
 
 
 def create(params: Params, tx: optax.GradientTransformation) -> LearnerState:
@@ -147,26 +155,39 @@ def objective(
 
 
 def gradients(
-    params: Params, batch: tuple[Rows, ...], counts: jax.Array, c: ModelConfig, h: Hyper
+    trained: Params,
+    batch: tuple[Rows, ...],
+    counts: jax.Array,
+    c: ModelConfig,
+    h: Hyper,
+    frozen: Params | None = None,
+    assemble: Assemble = whole,
 ) -> tuple[jax.Array, dict[str, jax.Array], Params]:
     """Loss, statistics and gradient summed over the first `counts[b]` micro-batches of each
-    bucket; the arrays may hold more of them, so that their shape does not change."""
-    differentiate = jax.value_and_grad(objective, has_aux=True)
-    shapes = jax.eval_shape(
-        lambda p, r: differentiate(p, r, c, h), params, jax.tree.map(lambda a: a[0], batch[0])
-    )
+    bucket; the arrays may hold more of them, so that their shape does not change.
+
+    The gradient is that of `trained`; `assemble` makes the model of it and of what is frozen.
+    """
+
+    def loss_of(trained: Params, rows: Rows) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return objective(assemble(trained, frozen), rows, c, h)
+
+    differentiate = jax.value_and_grad(loss_of, has_aux=True)
+    shapes = jax.eval_shape(differentiate, trained, jax.tree.map(lambda a: a[0], batch[0]))
     sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     for b, rows in enumerate(batch):
 
         def add(i: jax.Array, sums: tuple, rows: Rows = rows) -> tuple:
-            return jax.tree.map(jnp.add, sums, differentiate(params, take(rows, i), c, h))
+            return jax.tree.map(jnp.add, sums, differentiate(trained, take(rows, i)))
 
         sums = jax.lax.fori_loop(0, counts[b], add, sums)
     (loss, stats), grads = sums
     return loss, stats, grads
 
 
-@functools.partial(jax.jit, static_argnames=("c", "h", "tx"), donate_argnames=("state",))
+@functools.partial(
+    jax.jit, static_argnames=("c", "h", "tx", "assemble"), donate_argnames=("state",)
+)
 def train_step(
     state: LearnerState,
     batch: tuple[Rows, ...],
@@ -175,13 +196,17 @@ def train_step(
     c: ModelConfig,
     h: Hyper,
     tx: optax.GradientTransformation,
+    frozen: Params | None = None,
+    assemble: Assemble = whole,
 ) -> tuple[LearnerState, dict[str, jax.Array]]:
     """One optimizer step on packed rows; `counts` (int32, one a bucket) are micro-batches in use.
+
+    `state` holds what is trained, `frozen` what is not, `assemble` makes the model of both.
 
     A batch that trains nothing, and one whose loss or gradient is not finite, leaves the state as
     it was; the latter sets `skipped` to 1.
     """
-    loss, stats, grads = gradients(state.params, batch, counts, c, h)
+    loss, stats, grads = gradients(state.params, batch, counts, c, h, frozen, assemble)
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     anything = norm > 0

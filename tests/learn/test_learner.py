@@ -256,3 +256,24 @@ def test_the_reference_holds_back(params: Params) -> None:
     assert first["learn/updates"] == 1
     assert first["learn/tokens"] == 8
     assert 0 < stats["learn/kl"] < first["learn/kl"]
+
+
+def with_final_norm(trained: Params, frozen: Params) -> Params:
+    return {**frozen, **trained}
+
+
+def test_a_part_learns_as_part_of_the_model(params: Params) -> None:
+    """Old log-probabilities and losses are the model's, while only the part moves."""
+    frozen = dict(params)
+    trained = {"final_norm": frozen.pop("final_norm")}
+    learner = Learner(SMALL, HYPER, TX, SETTINGS, None, frozen, with_final_norm)
+    state = new_state(trained)
+    given = samples(params, [1.0, -1.0])
+    state, stats = learner.update(state, given, random.Random(0))
+    _, expected = new_learner().update(new_state(params), given, random.Random(0))
+    assert stats["learn/logprob_gap_max"] < 1e-6
+    assert stats["learn/loss"] == pytest.approx(expected["learn/loss"], abs=1e-6)
+    assert set(state.params) == {"final_norm"} and int(state.step) == 1
+    joined = learner.params(state)
+    assert joined["layers"] is frozen["layers"]
+    assert difference(LearnerState(joined, (), 0), LearnerState(params, (), 0)) > 0

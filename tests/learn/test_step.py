@@ -132,6 +132,32 @@ def test_the_loss_by_definition(params: Params) -> None:
     assert 0 < entropy < np.log(SMALL.vocab)
 
 
+def join(trained: Params, frozen: Params) -> Params:
+    """A model of which the embedding and the layers' query matrices are trained."""
+    layers = frozen["layers"] | {"q": trained["q"]}
+    return {**frozen, "embed": trained["embed"], "layers": layers}
+
+
+def test_a_part_is_trained_alone(params: Params) -> None:
+    """Its gradient is its part of the whole; only it has an optimizer state, and only it moves."""
+    layers = dict(params["layers"])
+    trained = {"embed": params["embed"], "q": layers.pop("q")}
+    frozen = {"final_norm": params["final_norm"], "layers": layers}
+    batch, counts = pack(rows())
+    loss, _, whole = gradients(params, batch, counts, POLICY)
+    sizes = {leaf.size for leaf in jax.tree.leaves(new_state(trained).opt_state)}
+    assert sizes == {1, trained["embed"].size, trained["q"].size}
+
+    state = step.create(jax.tree.map(jnp.copy, trained), optax.sgd(8.0))
+    state, metrics = step.train_step(
+        state, batch, counts, c=SMALL, h=POLICY, tx=optax.sgd(8.0), frozen=frozen, assemble=join
+    )
+    assert float(metrics["loss"]) == pytest.approx(float(loss), rel=1e-6)
+    gradient = jax.tree.map(lambda new, old: (old - new) / 8, state.params, trained)
+    assert relative({"embed": whole["embed"], "q": whole["layers"]["q"]}, gradient) < 1e-5
+    jax.tree.map(lambda a: a.block_until_ready(), frozen)  # lent to the step, not given away
+
+
 def test_nothing_to_train_changes_nothing(params: Params) -> None:
     [p], counts = pack(rows())
     state, metrics = train(params, (p._replace(weight=np.zeros_like(p.weight)),), counts)
