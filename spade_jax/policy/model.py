@@ -204,6 +204,11 @@ def count(c: ModelConfig) -> int:
     return sum(math.prod(p.shape) for p in jax.tree.leaves(declare(c), is_leaf=is_parameter))
 
 
+def arrays(params: Params) -> Params:
+    """The parameters with those that are computed, such as an adapted matrix, computed: called."""
+    return jax.tree.map(lambda leaf: leaf() if callable(leaf) else leaf, params, is_leaf=callable)
+
+
 # -- building blocks --------------------------------------------------------------------------
 
 
@@ -320,6 +325,7 @@ def hidden(
 
     def layer(x_BTD: jax.Array, p: Params) -> tuple[jax.Array, None]:
         with jax.named_scope("layer"):
+            p = arrays(p)  # a layer at a time, so that no computed matrix outlives its use
             q_BTHC, k_BTKC, v_BTKC = project(p, x_BTD, angles, c)
             out_BTHC = attention(q_BTHC, k_BTKC, v_BTKC, segments_BT)
             return finish_layer(p, x_BTD, out_BTHC, c, kernels), None
