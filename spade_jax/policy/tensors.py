@@ -18,7 +18,8 @@ from safetensors.numpy import save_file
 from spade_jax.policy.model import Parameter
 from spade_jax.types import UsageError
 
-INDEX = "model.safetensors.index.json"
+STEM = "model"  # of the names of a model's files
+INDEX = ".safetensors.index.json"
 MAX_SHARD = 5 * 10**9  # bytes of one file written
 MAPPED = 2**28  # bytes read of a file before it is opened anew: what is mapped counts as memory
 DTYPES = {"F32": jnp.dtype("float32"), "F16": jnp.dtype("float16"), "BF16": jnp.dtype("bfloat16")}
@@ -101,7 +102,7 @@ class Files:
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     """Those the index lists or, without one, all of the folder."""
-    index = folder / INDEX
+    index = folder / (STEM + INDEX)
     if not index.is_file():
         files = sorted(folder.glob("*.safetensors"))
         if not files:
@@ -116,7 +117,9 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
         raise UsageError(f"{index} has no weight_map; take it from the model again") from None
     for file in files:
         if not file.is_file():
-            raise UsageError(f"{file}, which {INDEX} lists, is missing; take it from the model")
+            raise UsageError(
+                f"{file}, which {index.name} lists, is missing; take it from the model"
+            )
     return files
 
 
@@ -210,17 +213,18 @@ def write(
     values: Sequence[jax.Array | Stored],
     dtype: np.dtype | None = None,
     max_shard: int = MAX_SHARD,
+    stem: str = STEM,
 ) -> None:
     """Write the tensors, in their own or another dtype, in files of at most `max_shard` bytes.
 
     One value at a time is read from where it is. Files of an earlier model there are removed.
     """
-    for old in (*folder.glob("model*.safetensors"), folder / INDEX):
+    for old in (*folder.glob(f"{stem}*.safetensors"), folder / (stem + INDEX)):
         old.unlink(missing_ok=True)
     shards = _shards(parameters, [dtype or value.dtype for value in values], max_shard)
     count = max(shards.values())
-    names = [f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
-    names = names if count > 1 else ["model.safetensors"]
+    names = [f"{stem}-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
+    names = names if count > 1 else [f"{stem}.safetensors"]
     shard: dict[str, np.ndarray] = {}
     total, written = 0, 0
     for p, value in zip(parameters, values, strict=True):
@@ -239,7 +243,7 @@ def write(
             "metadata": {"total_size": total},
             "weight_map": {name: names[n - 1] for name, n in sorted(shards.items())},
         }
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        (folder / (stem + INDEX)).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def _shards(

@@ -157,7 +157,7 @@ def test_a_damaged_file(tmp_path: Path) -> None:
 def test_what_the_index_lists(folder: Path, tmp_path: Path) -> None:
     save_file({"a": np.zeros(3, np.float32)}, tmp_path / "x.safetensors")
     save_file({"a": np.ones(3, np.float32)}, tmp_path / "y.safetensors")
-    index = tmp_path / tensors.INDEX
+    index = tmp_path / (tensors.STEM + tensors.INDEX)
     index.write_text(json.dumps({"weight_map": {"a": "y.safetensors"}}))
     assert Files(tmp_path).read("a", (slice(1),)) == [1], "the other file is none of the model"
     index.write_text(json.dumps({"weight_map": {"a": "z.safetensors"}}))
