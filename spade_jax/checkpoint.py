@@ -71,7 +71,7 @@ class Checkpoints:
         arrays saved are others than these, or cannot be read.
         """
         self.wait()
-        committed, unfinished = self._steps()
+        committed, unfinished = steps(self.directory)
         for folder in unfinished:
             logging.warning("Skipping the half-written checkpoint %s.", folder)
         if not committed:
@@ -109,26 +109,12 @@ class Checkpoints:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _steps(self) -> tuple[list[int], list[Path]]:
-        """Committed steps, and folders that hold only a part of a checkpoint."""
-        committed, unfinished = [], []
-        for folder in sorted(self.directory.iterdir()):
-            if folder.name.isdecimal():
-                parts = ("_CHECKPOINT_METADATA", "learner/_METADATA", "host/metadata")
-                if all((folder / part).is_file() for part in parts):
-                    committed.append(int(folder.name))
-                else:
-                    unfinished.append(folder)
-            elif _UNFINISHED in folder.name:
-                unfinished.append(folder)
-        return committed, unfinished
-
     def _sweep(self) -> None:
         """Before the first save, remove what an earlier process left unfinished."""
         if self._swept:
             return
         if jax.process_index() == 0:
-            for folder in self._steps()[1]:
+            for folder in steps(self.directory)[1]:
                 shutil.rmtree(folder)
         self._manager.reload()
         self._swept = True
@@ -161,6 +147,21 @@ class Checkpoints:
             f"cannot write a checkpoint to {self.directory} ({error}): make room or access there "
             "and give the same command again to go on from the last checkpoint"
         )
+
+
+def steps(directory: Path) -> tuple[list[int], list[Path]]:
+    """Committed steps of a folder of checkpoints, and what holds only a part of one."""
+    committed, unfinished = [], []
+    for folder in sorted(directory.iterdir()):
+        if folder.name.isdecimal():
+            parts = ("_CHECKPOINT_METADATA", "learner/_METADATA", "host/metadata")
+            if all((folder / part).is_file() for part in parts):
+                committed.append(int(folder.name))
+            else:
+                unfinished.append(folder)
+        elif _UNFINISHED in folder.name:
+            unfinished.append(folder)
+    return committed, unfinished
 
 
 def host_to_builtins(host: types.HostState) -> dict[str, Any]:
