@@ -14,7 +14,7 @@ def get_config() -> config_dict.ConfigDict:
     c.schedule = "deterministic"  # bit for bit reproducible | overlap: environments and sampler
 
     c.model = config_dict.ConfigDict()
-    c.model.path = ""  # folder of Hugging Face files; "" is the policy shipped in the package
+    c.model.path = ""  # a Hugging Face folder or a run's workdir; "" is the shipped policy
     c.model.compute_dtype = "bfloat16"  # of activations; parameters are float32
     # What the backward pass keeps of a layer, from most memory to least: none (nothing is computed
     # again) | dots (products with weights) | attention (its output) | layer (only the input).
@@ -22,6 +22,14 @@ def get_config() -> config_dict.ConfigDict:
     c.model.attention = "auto"  # auto: the platform's | einsum | dot_product | cudnn | splash
     c.model.think = "auto"  # auto | keep | strip earlier thinking; auto: as the chat template does
     c.model.template_options = "{}"  # JSON of switches: '{"enable_thinking": false}'
+
+    # Largest loss on a bundled text before training starts, as a share of log(vocabulary), that of
+    # a uniform guess: a failed conversion has more; 0: no check.
+    c.model.max_loss = 0.5
+    c.model.lora = config_dict.ConfigDict()
+    c.model.lora.rank = 0  # of the adapters, which are trained alone; 0: the whole model is
+    c.model.lora.alpha = 32.0  # alpha / rank is the weight of an adapter's product
+    c.model.lora.targets = "layers/(q|k|v|o|gate|up|down)"  # regular expression of matrices
 
     c.skills = (
         "Mathematical Reasoning",

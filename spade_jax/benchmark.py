@@ -222,7 +222,14 @@ def training_rate(run: Run, state: LearnerState) -> float:
 
     def work() -> None:
         held[0], _ = step.train_step(
-            held[0], batch, counts, c=run.model, h=learner.hyper, tx=learner.tx
+            held[0],
+            batch,
+            counts,
+            c=run.model,
+            h=learner.hyper,
+            tx=learner.tx,
+            frozen=learner.frozen,
+            assemble=learner.assemble,
         )
         jax.block_until_ready(held[0])
 

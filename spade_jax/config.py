@@ -151,6 +151,9 @@ PART = Range(0, 1, above=True)
 RANGES: dict[str, Range] = {
     "seed": NOT_NEGATIVE,
     "iterations": COUNT,
+    "model.max_loss": SHARE,
+    "model.lora.rank": NOT_NEGATIVE,
+    "model.lora.alpha": POSITIVE,
     "skills_per_epoch": COUNT,
     "corpus.seed": NOT_NEGATIVE,
     "corpus.max_words": COUNT,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 from ml_collections import config_dict
 
+from spade_jax import weights
 from spade_jax.design import prompts
 from spade_jax.design.corpus import Corpus
 from spade_jax.design.families import FAMILIES, LEVELS, sample_program
@@ -25,9 +26,9 @@ from spade_jax.learn.learner import Learner, Settings
 from spade_jax.learn.step import LearnerState
 from spade_jax.metrics import Timer
 from spade_jax.play.episodes import Rules
-from spade_jax.policy import hub, kernels, templates
+from spade_jax.policy import hub, kernels, lora, templates
 from spade_jax.policy.conversation import Budget, Policy
-from spade_jax.policy.model import ModelConfig, count
+from spade_jax.policy.model import ModelConfig, Params, count, merged
 from spade_jax.policy.sampler import Sampler
 from spade_jax.policy.sampling import Sampling
 from spade_jax.policy.tokenizer import ChatTokenizer
@@ -51,7 +52,7 @@ class Run:
 
     def policy(self, state: LearnerState) -> Policy:
         """The weights of `state`, ready to talk; there is one such policy at a time."""
-        self.sampler.load(state.params)
+        self.sampler.load(merged(self.learner.params(state)))
         return Policy(self.sampler, self.tokenizer, version=int(state.step))
 
 
@@ -59,14 +60,17 @@ class Run:
 def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
     """Everything a run needs, and the learner's state before the first update."""
     _listen_for_compiles()
-    folder = hub.folder(c.model.path)
+    source = weights.find(c.model.path)
+    model = source.model
     tokenizer = ChatTokenizer(
-        folder,
+        source.folder,
         think=c.model.think,
         options=templates.read_options(c.model.template_options),
     )
-    model, params = hub.load(folder)
     check_sizes(c, model, tokenizer)
+    params = source.load()
+    if c.model.max_loss:
+        weights.check_loss(params, model, tokenizer, source, c.model.max_loss)
     warmup = max(1, c.optimizer.warmup)
     tx = step.optimizer(
         optax.linear_schedule(c.optimizer.lr / warmup, c.optimizer.lr, warmup - 1),
@@ -77,9 +81,7 @@ def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
         eps=c.optimizer.eps,
         final_norm_rate=c.optimizer.final_norm_rate,
     )
-    learner = Learner(
-        model, hyper(c), tx, settings(c), jax.tree.map(jnp.copy, params) if c.learn.kl else None
-    )
+    learner, trained = new_learner(c, model, params, tx)
     sampler = Sampler(
         params,
         model,
@@ -93,12 +95,25 @@ def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
     if c.design.fixed_pool:
         with bundled_corpus(c) as documents:
             pool = bundled_pool(c.seed, c.design.fixed_pool, c.skills, documents)
-    known = folder / hub.PROGRAMS_FILE
+    known = source.folder / hub.PROGRAMS_FILE
     training = frozenset(known.read_text().split() if known.exists() else ())
     with open_corpus(c) as corpus, Sandbox(**c.sandbox) as sandbox:
         check_prompts(c, model, tokenizer, corpus)
         run = Run(c, model, tokenizer, corpus, pool, training, sandbox, sampler, learner, Timer())
-        yield run, step.create(params, tx)
+        yield run, step.create(trained, tx)
+
+
+def new_learner(
+    c: config_dict.ConfigDict, model: ModelConfig, params: Params, tx: optax.GradientTransformation
+) -> tuple[Learner, Params]:
+    """The learner, and what it trains: the model's parameters or, with `model.lora`, adapters."""
+    if not c.model.lora.rank:
+        reference = jax.tree.map(jnp.copy, params) if c.learn.kl else None
+        return Learner(model, hyper(c), tx, settings(c), reference), params
+    how = lora.Lora(**c.model.lora)
+    adapters = lora.init(model, how, jax.random.key(c.seed))
+    reference = params if c.learn.kl else None
+    return Learner(model, hyper(c), tx, settings(c), reference, params, how), adapters
 
 
 def hyper(c: config_dict.ConfigDict) -> step.Hyper:

@@ -25,6 +25,7 @@ from ml_collections import config_dict
 from optax.contrib import MuonDimensionNumbers, muon
 
 from spade_jax import config as configs
+from spade_jax import weights
 from spade_jax.checkpoint import Checkpoints
 from spade_jax.design.corpus import Corpus
 from spade_jax.envs import fingerprint
@@ -123,9 +124,9 @@ def starting_point(
 ) -> tuple[ModelConfig, model.Params, tokenizer.ChatTokenizer]:
     """The model folder to start from, or a new tokenizer and random weights."""
     if c.model.path:
-        config, params = hub.load(c.model.path)
-        tokenizer.copy_tokenizer(pathlib.Path(c.model.path), folder)
-        return config, params, tokenizer.ChatTokenizer(folder)
+        source = weights.find(c.model.path)
+        tokenizer.copy_tokenizer(source.folder, folder)
+        return source.model, source.load(), tokenizer.ChatTokenizer(folder)
     if not (folder / "tokenizer.json").exists():
         texts = ("\n".join(m.content for m in said) for said in conversations)
         trained = tokenizer.train_tokenizer(texts, c.model.vocabulary)

@@ -48,6 +48,7 @@ WARM_START = {
 
 TRAIN = {
     "iterations": 2,
+    "model.max_loss": 0.0,  # it knows no plain text
     "model.remat": "none",
     "design.num_envs": 6,
     "design.regenerate_every": 2,

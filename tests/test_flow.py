@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from ml_collections import config_dict
 
-from spade_jax import metrics, train
+from spade_jax import metrics, train, weights
 from spade_jax import run as run_setup
 from spade_jax.checkpoint import Checkpoints
 from spade_jax.learn.step import LearnerState
+from spade_jax.policy import hub
 from spade_jax.record import read_evaluations
 from spade_jax.run import Run
 from spade_jax.types import Arm, HostState, Message, Reason, Role
@@ -267,3 +268,32 @@ def test_killed_it_loses_no_more_than_since_the_last_commit(
         code, out = finish(process)
     assert code == 0 and int(re.search(r"at iteration (\d+)", out)[1]) >= 3
     assert [line["step"] for line in metrics.read_metrics(tmp_path)] == list(range(12))
+
+
+# -- adapters ---------------------------------------------------------------------------------
+
+
+def test_adapters_are_trained_alone_and_go_on(model_folder: Path, tmp_path: Path) -> None:
+    fields = {"design__fixed_pool": 6, "model__lora__rank": 2, "play__max_turns": 1}
+    fields |= {"learn__entropy": 0.1, "learn__kl": 0.1}  # which move it whatever it wins
+    c = small_run.run_config(model_folder, **fields, iterations=2)
+    through, parts = tmp_path / "through", tmp_path / "parts"
+    assert train.train(c, through) == 0
+    for iterations in (1, 2):
+        c.iterations = iterations
+        assert train.train(c, parts) == 0
+    (ours, _), (theirs, _) = final_state(c, parts), final_state(c, through)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert all(a.size < 2 * 2 * 64 * 8 for a in ours), "there is no state of whole matrices"
+    with run_setup.set_up(c) as (run, before):
+        source = weights.find(through)
+        assert source.step == 2 and source.lora.rank == 2
+        adapters = hub.place(source.adapters)
+        assert np.any(adapters["layers"]["q"]["b"]), "they have moved from 0"
+        trained = run.policy(before.replace(params=adapters)).params
+        started = run.policy(before).params
+    jax.tree.map(np.testing.assert_array_equal, source.load(), trained)
+    np.testing.assert_array_equal(trained["embed"], started["embed"])
+    np.testing.assert_array_equal(started["layers"]["q"], hub.load(model_folder)[1]["layers"]["q"])
+    assert np.any(trained["layers"]["q"] != started["layers"]["q"])

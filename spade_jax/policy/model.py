@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -207,6 +208,18 @@ def count(c: ModelConfig) -> int:
 def arrays(params: Params) -> Params:
     """The parameters with those that are computed, such as an adapted matrix, computed: called."""
     return jax.tree.map(lambda leaf: leaf() if callable(leaf) else leaf, params, is_leaf=callable)
+
+
+def merged(params: Params) -> Params:
+    """The same outside of jit: those that are arrays are not copied."""
+    return jax.tree.map(
+        lambda leaf: _call(leaf) if callable(leaf) else leaf, params, is_leaf=callable
+    )
+
+
+@jax.jit
+def _call(leaf: Callable[[], jax.Array]) -> jax.Array:
+    return leaf()
 
 
 # -- building blocks --------------------------------------------------------------------------
