@@ -7,7 +7,8 @@
 SRC and PATH are a Hugging Face folder, a folder that `import` wrote, or the workdir of a run, whose
 newest checkpoint counts. All three are good as `--config.model.path`, so none of this is needed to
 train: `import` makes weights of which each host of many reads its part only, `export` hands a
-trained model to others. No accelerator is used, and no more than one parameter is held at a time.
+trained model to others. No accelerator is used; one parameter at a time is held, and by `export` a
+file of at most 5 GB.
 """
 
 from __future__ import annotations

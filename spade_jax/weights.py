@@ -198,14 +198,13 @@ def _imported(folder: Path, c: ModelConfig) -> Params:
 
 def write_imported(folder: Path, parameters: Params) -> None:
     """Write parameters (`tensors.Stored`), in the dtype they have, one after the other."""
-    options = ocp.SaveArgs(chunk_byte_size=CHUNK)
+    options = {"value": ocp.SaveArgs(chunk_byte_size=CHUNK)}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         for path, parameter in jax.tree.leaves_with_path(parameters):
-            arguments = ocp.args.PyTreeSave(
-                {"value": parameter.place()}, save_args={"value": options}
-            )
             own = (folder / IMPORTED / ".".join(key.key for key in path)).absolute()
-            checkpointer.save(own, args=arguments)
+            item = {"value": parameter.place()}
+            checkpointer.save(own, args=ocp.args.PyTreeSave(item, save_args=options))
+            del item  # before the next is read
 
 
 def _metadata(folder: Path) -> dict[str, Any]:

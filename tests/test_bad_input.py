@@ -122,7 +122,7 @@ def tear(name: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("break_it", "parts"),
     [
-        (shutil.rmtree, ("tokenizer.json is missing", "copy the model's")),
+        (shutil.rmtree, ("config.json is missing", "point model.path at a folder")),
         (drop("tokenizer.json"), ("tokenizer.json is missing", "copy the model's")),
         (drop("config.json"), ("config.json is missing", "point model.path at a folder")),
         (drop("model.safetensors"), ("has no .safetensors file", "put the model's weights there")),
@@ -210,7 +210,7 @@ def test_the_program_says_it_in_one_line_and_exits_with_2(
     assert unknown.stderr.startswith("error: the config has no field 'learn.rate'")
     nothing = program_run(workdir, tmp_path)
     assert nothing.returncode == 2 and not nothing.stdout
-    assert nothing.stderr.startswith(f"error: {tmp_path}/tokenizer.json is missing; copy")
+    assert nothing.stderr.startswith(f"error: {tmp_path}/config.json is missing; point")
     assert unknown.stderr.count("\n") == nothing.stderr.count("\n") == 1
     assert not workdir.exists()
 

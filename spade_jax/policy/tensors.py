@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -21,7 +21,8 @@ from spade_jax.types import UsageError
 STEM = "model"  # of the names of a model's files
 INDEX = ".safetensors.index.json"
 MAX_SHARD = 5 * 10**9  # bytes of one file written
-MAPPED = 2**28  # bytes read of a file before it is opened anew: what is mapped counts as memory
+MAPPED = 2**26  # bytes read of a file before it is opened anew: what is mapped counts as memory
+ALIGNMENT = 64  # bytes
 DTYPES = {"F32": jnp.dtype("float32"), "F16": jnp.dtype("float16"), "BF16": jnp.dtype("bfloat16")}
 
 
@@ -139,7 +140,7 @@ class InFiles:
     ) -> jax.Array:
         dtype, shape = dtype or self.dtype, self.parameter.shape
         if sharding is None:
-            return jnp.asarray(self.read((slice(None),) * len(shape), dtype))
+            return jax.device_put(self.read((slice(None),) * len(shape), dtype))
         devices: dict[tuple, list[jax.Device]] = {}  # those that hold the same part
         indices = sharding.addressable_devices_indices_map(shape)
         for device, index in indices.items():
@@ -160,7 +161,7 @@ class InFiles:
         ranges = [range(*s.indices(n)) for s, n in zip(index, p.shape, strict=True)]
         names = np.asarray(p.hf_names, object).reshape(p.stack)
         names = names[(*(slice(r.start, r.stop) for r in ranges[: len(p.stack)]), ...)]
-        block = np.empty([len(r) for r in ranges], dtype)
+        block = _aligned([len(r) for r in ranges], dtype)
         for at in np.ndindex(names.shape):
             block[at] = self._tensor(names[at], ranges[len(p.stack) :])
         return block
@@ -188,6 +189,14 @@ class InFiles:
             for n, r in zip(part.shape, ranges, strict=True)
         ]
         return part[tuple(cut)]
+
+
+def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """An empty array which a CPU device takes over instead of copying it."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def _split(sizes: Sequence[int], products: Sequence[int]) -> list[list[int]]:
@@ -228,15 +237,12 @@ def write(
     shard: dict[str, np.ndarray] = {}
     total, written = 0, 0
     for p, value in zip(parameters, values, strict=True):
-        array = np.asarray(value if isinstance(value, jax.Array) else value.place(dtype))
-        array = array.astype(dtype or array.dtype, copy=False)
-        total += array.nbytes
-        parts = array.reshape(-1, *(p.hf_shape[::-1] if p.transpose else p.hf_shape))
-        for name, part in zip(p.hf_names, parts, strict=True):
+        for name, tensor in _tensors(p, value, dtype):
             if shards[name] > written + 1:
                 save_file(shard, folder / names[written], metadata={"format": "pt"})
                 shard, written = {}, written + 1
-            shard[name] = np.ascontiguousarray(part.T if p.transpose else part)
+            shard[name] = tensor
+            total += tensor.nbytes
     save_file(shard, folder / names[written], metadata={"format": "pt"})
     if count > 1:
         index = {
@@ -244,6 +250,16 @@ def write(
             "weight_map": {name: names[n - 1] for name, n in sorted(shards.items())},
         }
         (folder / (stem + INDEX)).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _tensors(
+    p: Parameter, value: jax.Array | Stored, dtype: np.dtype | None
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Copies of a parameter's tensors, so that the parameter itself is held no longer than here."""
+    array = np.asarray(value if isinstance(value, jax.Array) else value.place(dtype))
+    array = array.reshape(-1, *(p.hf_shape[::-1] if p.transpose else p.hf_shape))
+    for name, part in zip(p.hf_names, array, strict=True):
+        yield name, np.array(part.T if p.transpose else part, dtype, order="C")
 
 
 def _shards(
