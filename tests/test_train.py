@@ -33,7 +33,7 @@ def failed(kind: FailureKind) -> Episode:
         seed=0,
         turns=(),
         end=EpisodeEnd.FAILED,
-        record=TokenRecord(),
+        records=(),
         episode_return=None,
         failure=Failure(phase="step", kind=kind, message=""),
     )

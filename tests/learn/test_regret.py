@@ -16,7 +16,7 @@ from spade_jax.learn.regret import (
     paired_regret,
     plateau,
 )
-from spade_jax.types import Arm, Episode, EpisodeEnd, Regret, TokenRecord
+from spade_jax.types import Arm, Episode, EpisodeEnd, Regret
 
 TERMS = DesignerTerms(
     w_regret=0.4,
@@ -37,7 +37,7 @@ def episode(arm: Arm, seed: int, value: float | None, leaks: bool = False) -> Ep
         seed=seed,
         turns=(),
         end=EpisodeEnd.FAILED if value is None else EpisodeEnd.TERMINATED,
-        record=TokenRecord(),
+        records=(),
         episode_return=value,
         hint_leaks=leaks,
     )
