@@ -33,7 +33,7 @@ from spade_jax.envs.sandbox import Reset, Step
 from spade_jax.learn import batching, step
 from spade_jax.learn.step import LearnerState
 from spade_jax.measures import Made
-from spade_jax.policy.sampler import Sampler
+from spade_jax.policy.sampler import Sampler, Work
 from spade_jax.policy.sampling import Sampling
 from spade_jax.program import run_program
 from spade_jax.run import Run
@@ -57,10 +57,11 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """One measured iteration: seconds by stage, and what it made."""
+    """One measured iteration: seconds by stage, what it made, and what the sampler did."""
 
     seconds: dict[str, float]
     made: Made
+    work: Work
 
 
 def process_start() -> float:
@@ -108,11 +109,12 @@ def measure(c: config_dict.ConfigDict, epochs: int, began: float) -> list[Figure
 
 def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerState, HostState, Pass]:
     """One iteration of training with its times."""
+    run.sampler.work = Work()
     with run.timer.stage("iteration"):
         state, host, made = train.iterate(run, state, host)
         jax.block_until_ready(state)
     seconds = {k.removeprefix("time/").removesuffix("_s"): v for k, v in run.timer.take().items()}
-    return state, host, Pass(seconds, made)
+    return state, host, Pass(seconds, made, run.sampler.work)
 
 
 def measure_loop(
@@ -137,15 +139,14 @@ def measure_loop(
     with run_setup.bundled_corpus(c) as documents:
         environments = bundled_pool(c.seed, c.design.num_envs, c.skills, documents)
     processes, resets, steps = sandbox_rates(run, environments)
-    tokens = rate("play", lambda m: sum(e.tokens_sampled for e in m.episodes))
+    playing = [p for n, p in enumerate(passes) if n % every]  # without designing
     actions = rate("play", lambda m: sum(t.action is not None for e in m.episodes for t in e.turns))
     learned = rate("learn", lambda m: sum(len(s.record.ids) for s in m.samples if s.advantage))
     return [
         *stage_figures(passes, every),
+        *play_figures(playing, decoding, prefill),
         Figure("programs compiled in these iterations", compiled, ""),
         Figure("a checkpoint, committed", checkpoint_seconds(state, host, folder), "s"),
-        Figure("sampling in play", tokens, "tokens/s", decoding),
-        Figure(f"prefill of {prompt} tokens a row", prefill, "tokens/s"),
         Figure("learning", c.learn.passes * learned, "tokens/s", training_rate(run, state)),
         Figure("environment steps in play", actions, "1/s", steps),
         Figure("sandbox: processes started and reset", processes, "1/s"),
@@ -167,6 +168,38 @@ def stage_figures(passes: Sequence[Pass], every: int) -> list[Figure]:
                 name = "in all" if stage == "iteration" else stage
                 figures.append(Figure(f"{title}: {name}", statistics.median(times), "s"))
     return figures
+
+
+def play_figures(passes: Sequence[Pass], decoding: float, prefill: float) -> list[Figure]:
+    """What play spends its time on; tokens a second while the sampler is at it, and over all."""
+
+    def median(value: Callable[[Pass], float]) -> float:
+        return statistics.median(value(p) for p in passes)
+
+    def rest(p: Pass) -> float:
+        return p.seconds["play"] - p.work.reading_s - p.work.decoding_s
+
+    def sampled(p: Pass) -> float:
+        return sum(e.tokens_sampled for e in p.made.episodes) / p.seconds["play"]
+
+    return [
+        Figure("of play: reading", median(lambda p: p.work.reading_s), "s"),
+        Figure("of play: decoding", median(lambda p: p.work.decoding_s), "s"),
+        Figure("of play: environments and the rest", median(rest), "s"),
+        Figure(
+            "reading in play",
+            median(lambda p: p.work.tokens_read / p.work.reading_s),
+            "tokens/s",
+            prefill,
+        ),
+        Figure(
+            "decoding in play",
+            median(lambda p: p.work.tokens_decoded / p.work.decoding_s),
+            "tokens/s",
+            decoding,
+        ),
+        Figure("sampling over all of play", median(sampled), "tokens/s"),
+    ]
 
 
 def checkpoint_seconds(state: LearnerState, host: HostState, folder: Path) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from typing import Any
@@ -45,6 +46,16 @@ class Ids:
     logp: tuple[float, ...]
     behaviour: tuple[float, ...]
     stop: StopReason
+
+
+@dataclasses.dataclass
+class Work:
+    """Tokens a sampler has read and decoded, and the seconds each took."""
+
+    tokens_read: int = 0
+    tokens_decoded: int = 0  # the first token of a reply comes with reading
+    reading_s: float = 0.0
+    decoding_s: float = 0.0
 
 
 @dataclasses.dataclass
@@ -94,8 +105,8 @@ class Sampler:
 
     `compact` says whether a block works on copies of the slots and columns in use, in small groups
     of like length, one a core at a time. That pays where time goes with their number, on a CPU;
-    by default the platform decides. `tokens_prefilled` counts tokens read. Raises UsageError where
-    the cache does not fit into memory.
+    by default the platform decides. `work` adds up what has been done since it was made. Raises
+    UsageError where the cache does not fit into memory.
     """
 
     def __init__(
@@ -119,7 +130,7 @@ class Sampler:
         check_memory(c, slots, self.columns, dtype)
         self._cache = decoding.empty_cache(c, slots, self.columns, dtype)
         self._open: dict[int, _Slot] = {}
-        self.tokens_prefilled = 0
+        self.work = Work()
         cores = len(os.sched_getaffinity(0)) if self._compact else 1
         self._pool = futures.ThreadPoolExecutor(cores)
 
@@ -192,12 +203,16 @@ class Sampler:
 
     def advance(self) -> dict[int, Ids]:
         """Read what waits and decode one block; the replies that are finished, by slot."""
+        began = time.perf_counter()
         waiting = {n: s for n, s in self._open.items() if s.reply and not s.reply.ids}
         if waiting:
             self._read(waiting)
+        read = time.perf_counter()
         active = [n for n, s in self._open.items() if s.reply and not self._finished(s.reply)]
         if active:
             self._decode(active)
+        self.work.reading_s += read - began
+        self.work.decoding_s += time.perf_counter() - read
         done = [n for n, s in self._open.items() if s.reply and self._finished(s.reply)]
         return {n: self._take(self._open[n]) for n in sorted(done)}
 
@@ -291,7 +306,7 @@ class Sampler:
             slot = self._open[n]
             piece, slot.unread = slot.unread[:width], slot.unread[width:]
             slot.cached += piece
-            self.tokens_prefilled += len(piece)
+            self.work.tokens_read += len(piece)
             if not slot.unread:
                 slot.reply.add(*(x[row : row + 1] for x in drawn))
 
@@ -335,6 +350,7 @@ class Sampler:
                 slot = self._open[n]
                 slot.cached += [slot.reply.ids[-1], *out.ids_RN[row, : count - 1].tolist()]
                 slot.reply.add(*(x[row, :count] for x in out[:3]))
+                self.work.tokens_decoded += count
 
     def _finished(self, reply: _Reply) -> bool:
         return reply.ids[-1] in self.stop_ids or len(reply.ids) == reply.budget

@@ -245,7 +245,7 @@ def test_where_thinking_is_stripped_each_turn_is_a_row(tokenizer_folder: Path) -
     read = 0
     for turn in range(3):
         history += say(0, turn)
-        before = policy.sampler.tokens_prefilled
+        before = policy.sampler.work.tokens_read
         answers = reply_each(dialogues, {0: say(0, turn)}, {0: stream(1, "", turn)}, BUDGET)
         ids = chat.prompt(history)
         *_, record = dialogues.records(0)
@@ -253,6 +253,6 @@ def test_where_thinking_is_stripped_each_turn_is_a_row(tokenizer_folder: Path) -
         assert record == TokenRecord().read(ids).wrote(reply, record.logp[len(ids) :])
         expected.append(record)
         history.append(Message(role="assistant", content=answers[0].text))
-        read = policy.sampler.tokens_prefilled - before
+        read = policy.sampler.work.tokens_read - before
     assert dialogues.records(0) == tuple(expected)
     assert read < len(ids) / 2, "what the last prompt shares with the one before is not read again"

@@ -169,11 +169,11 @@ def test_a_turn_reads_its_own_tokens_only(params: Params) -> None:
     slot = s.open()
     ask(s, slot, read(0, 100), budget=3)
     finish(s)
-    assert s.tokens_prefilled == 100
+    assert s.work.tokens_read == 100
     for turn in range(1, 4):
         ask(s, slot, read(turn, 7), turn=turn, budget=3)
         finish(s)
-        assert s.tokens_prefilled == 100 + 8 * turn
+        assert s.work.tokens_read == 100 + 8 * turn
 
 
 def test_prompts_that_begin_alike_are_read_once(params: Params) -> None:
@@ -191,7 +191,7 @@ def test_prompts_that_begin_alike_are_read_once(params: Params) -> None:
     assert [together[n].ids for n in range(len(texts))] == alone
     # The prefix alone comes first and is read whole; of the others 4 to 8 tokens are left, and the
     # last one is another text.
-    assert s.tokens_prefilled == 80 + (4 + 5 + 6 + 7 + 8) + 80
+    assert s.work.tokens_read == 80 + (4 + 5 + 6 + 7 + 8) + 80
 
 
 def test_equal_prompts_leave_a_token_each(params: Params) -> None:
@@ -199,7 +199,7 @@ def test_equal_prompts_leave_a_token_each(params: Params) -> None:
     for n in range(3):
         ask(s, s.open(), read(0, 70), name=n)
     replies = finish(s)
-    assert s.tokens_prefilled == 70 + 1 + 1
+    assert s.work.tokens_read == 70 + 1 + 1
     assert len({reply.ids for reply in replies.values()}) == 3
 
 
@@ -285,6 +285,6 @@ def test_rewinding_keeps_what_is_shared(params: Params) -> None:
     fresh = start(params)
     ask(fresh, fresh.open(), other, turn=1)
     assert finish(s)[slot].ids == finish(fresh)[0].ids
-    assert s.tokens_prefilled == 50 + 20
+    assert s.work.tokens_read == 50 + 20
     assert s.rewind(slot, other) == len(other) - 1, "something is left to read"
     assert s.rewind(slot, [5]) == 0
