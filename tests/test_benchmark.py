@@ -30,8 +30,15 @@ def test_every_stage_is_measured(
         parts = [figures[f"{title}: {stage}"]["value"] for stage in ("play", "learn")]
         assert sum(parts) <= figures[f"{title}: in all"]["value"]
     limited = {f["name"] for f in figures.values() if f["alone"]}
-    assert limited == {"sampling in play", "learning", "environment steps in play"}
-    for name in ("prefill of ", "sandbox: processes", "sandbox: resets", "validation of"):
+    assert limited == {
+        "reading in play",
+        "decoding in play",
+        "learning",
+        "environment steps in play",
+    }
+    parts = [figures[f"of play: {part}"]["value"] for part in ("reading", "decoding")]
+    assert 0 < sum(parts) <= figures["other iteration: play"]["value"] * 1.5  # medians of few
+    for name in ("sandbox: processes", "sandbox: resets", "validation of"):
         assert any(each.startswith(name) for each in figures)
 
 
