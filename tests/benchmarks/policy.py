@@ -33,7 +33,7 @@ from spade_jax.learn.learner import Learner, Settings
 from spade_jax.learn.step import Hyper
 from spade_jax.policy import hub, model
 from spade_jax.policy.model import ModelConfig, Params
-from spade_jax.policy.sampler import Sampler
+from spade_jax.policy.sampler import Sampler, Work
 from spade_jax.policy.sampling import Sampling
 from spade_jax.policy.tokenizer import save_tokenizer, train_tokenizer
 from spade_jax.types import Role, Sample, TokenRecord
@@ -265,31 +265,29 @@ def packed(tokens_BT: np.ndarray) -> tuple[tuple[batching.Rows, ...], np.ndarray
     return batch, counts
 
 
-def self_play_share(ours: Ours, replies: int, seed: int) -> tuple[float, float]:
-    """Decoding in many conversations of unequal replies, over decoding with all slots full.
+class SelfPlay:
+    """Conversations of three turns, replies of 32 to 256 tokens; one begins where one has ended."""
 
-    Replies of 32 to 256 tokens, three to a conversation; a new one begins where one has ended.
-    Also returns the tokens read for each token that was new.
-    """
-    rng = np.random.default_rng(seed)
-    sampler = ours.sampler
+    def __init__(self, ours: Ours, seed: int) -> None:
+        self.ours, self.rng = ours, np.random.default_rng(seed)
+        self.new_tokens = 0  # that have to be read
 
-    def rate() -> float:
-        return sampler.work.tokens_decoded / sampler.work.decoding_s
+    def ask(self, slot: int, turn: int, budget: int) -> None:
+        ids = self.rng.integers(2, VOCAB, TURN_PROMPT).tolist()
+        self.new_tokens += len(ids) + (turn % 3 > 0)  # a reply's last token comes with the next
+        self.ours.sampler.submit(slot, ids, stream=(slot, turn), budget=budget, sampling=Sampling())
 
-    def begin(slot: int, turn: int) -> int:
-        ids = rng.integers(2, VOCAB, TURN_PROMPT).tolist()
-        budget = int(rng.integers(32, 257))
-        sampler.submit(slot, ids, stream=(slot, turn), budget=budget, sampling=Sampling())
-        return len(ids) + (turn % 3 > 0)  # and the reply's last token
+    def begin(self) -> list[int]:
+        """All slots, open and empty, and the counters at zero."""
+        self.ours.sampler.load(self.ours.state.params)
+        self.ours.sampler.work, self.new_tokens = Work(), 0
+        return [self.ours.sampler.open() for _ in range(BATCH)]
 
-    shares, reads = [], []
-    for _ in range(2):  # the first time compiles
-        sampler.load(ours.state.params)
-        turns, new = {sampler.open(): 0 for _ in range(BATCH)}, 0
-        sampler.work = type(sampler.work)()
+    def play(self, replies: int) -> Work:
+        """What it took to sample so many replies."""
+        sampler, turns = self.ours.sampler, dict.fromkeys(self.begin(), 0)
         for slot in turns:
-            new += begin(slot, 0)
+            self.ask(slot, 0, int(self.rng.integers(32, 257)))
         done = 0
         while done < replies:
             for slot in sampler.advance():
@@ -297,19 +295,74 @@ def self_play_share(ours: Ours, replies: int, seed: int) -> tuple[float, float]:
                 turns[slot] += 1
                 if turns[slot] % 3 == 0:
                     sampler.close(slot)
-                    assert sampler.open() == slot
-                new += begin(slot, turns[slot])
-        playing, read = rate(), sampler.work.tokens_read / new
-        sampler.load(ours.state.params)
-        sampler.work = type(sampler.work)()
-        for slot in [sampler.open() for _ in range(BATCH)]:
-            ids = rng.integers(2, VOCAB, TURN_PROMPT).tolist()
-            sampler.submit(slot, ids, stream=(slot, 0), budget=480, sampling=Sampling())
-        while sampler.busy:
-            sampler.advance()
-        shares.append(playing / rate())
-        reads.append(read)
-    return shares[-1], reads[-1]
+                    sampler.open()
+                self.ask(slot, turns[slot], int(self.rng.integers(32, 257)))
+        return sampler.work
+
+    def full(self) -> Work:
+        """What it takes where all slots decode from the first step to the last."""
+        for slot in self.begin():
+            self.ask(slot, 0, 480)
+        while self.ours.sampler.busy:
+            self.ours.sampler.advance()
+        return self.ours.sampler.work
+
+
+def show_self_play(ours: Ours) -> None:
+    """Decoding in play beside decoding with all slots full; what is read; both log-probabilities."""
+    game = SelfPlay(ours, seed=1)
+    for _ in range(2):  # the first time compiles
+        playing = game.play(replies=160)
+        read = playing.tokens_read / game.new_tokens
+        full = game.full()
+    rates = [work.tokens_decoded / work.decoding_s for work in (playing, full)]
+    print(f"decoding in play over decoding with all slots full: {rates[0] / rates[1]:.2f}")
+    print(f"tokens read for each new one, over turns of a conversation: {read:.3f}")
+    turn = game.rng.integers(2, VOCAB, (BATCH, TURN_PROMPT))
+    stats = ours.gradient_step(turn, TURNS, TURN_REPLY)
+    print(
+        "gap of sampler's and learner's log-probabilities: mean "
+        f"{stats['learn/logprob_gap_mean']:.1e}, largest {stats['learn/logprob_gap_max']:.1e}"
+    )
+
+
+def comparisons(
+    theirs: Torch, ours: Ours
+) -> list[tuple[str, Callable[[], object], Callable[[], object]]]:
+    """Title, their work and the same work here."""
+    rng = np.random.default_rng(0)
+    rows = rng.integers(2, VOCAB, (ROWS, LENGTH))
+    prompts = rng.integers(2, VOCAB, (BATCH, PROMPT))
+    turn = rng.integers(2, VOCAB, (BATCH, TURN_PROMPT))
+    torch_rows, torch_prompts, torch_turn = map(torch.tensor, (rows, prompts, turn))
+    batch, counts = packed(rows)
+    return [
+        (
+            f"forward, {ROWS} x {LENGTH}",
+            lambda: theirs.forward(torch_rows),
+            lambda: ours.forward(rows),
+        ),
+        (
+            f"forward, backward, update, {ROWS} x {LENGTH}",
+            lambda: theirs.train(torch_rows),
+            lambda: ours.train(batch, counts),
+        ),
+        (
+            f"generate, {BATCH} x ({PROMPT} + {REPLY})",
+            lambda: theirs.generate(torch_prompts, REPLY),
+            lambda: ours.generate(prompts, 1, REPLY),
+        ),
+        (
+            f"policy-gradient step, {BATCH} x ({PROMPT} + {REPLY})",
+            lambda: theirs.gradient_step(torch_prompts, 1, REPLY),
+            lambda: ours.gradient_step(prompts, 1, REPLY),
+        ),
+        (
+            f"the same, {TURNS} turns of {TURN_PROMPT} + {TURN_REPLY}",
+            lambda: theirs.gradient_step(torch_turn, TURNS, TURN_REPLY),
+            lambda: ours.gradient_step(turn, TURNS, TURN_REPLY),
+        ),
+    ]
 
 
 def main() -> None:
@@ -317,16 +370,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
     warnings.simplefilter("ignore")
-    rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as name:
         theirs = Torch(reference(Path(name)))
         c, params = hub.load(name)
         ours = Ours(c, params)
-        rows = rng.integers(2, VOCAB, (ROWS, LENGTH))
-        prompts = rng.integers(2, VOCAB, (BATCH, PROMPT))
-        turn = rng.integers(2, VOCAB, (BATCH, TURN_PROMPT))
-        torch_rows, torch_prompts, torch_turn = map(torch.tensor, (rows, prompts, turn))
-        batch, counts = packed(rows)
         print(
             f"{machine()}, PyTorch {torch.__version__}, transformers {transformers.__version__}\n"
             f"{model.count(c):,} parameters, float32; medians of {repeats}\n"
@@ -337,45 +384,13 @@ def main() -> None:
         def line(name: str, theirs: float, here: float) -> None:
             print(f"{name:<52}{theirs:>7.3g} s{here:>7.3g} s{theirs / here:>6.2f}x", flush=True)
 
-        for title, other, own in (
-            (
-                f"forward, {ROWS} x {LENGTH}",
-                lambda: theirs.forward(torch_rows),
-                lambda: ours.forward(rows),
-            ),
-            (
-                f"forward, backward, update, {ROWS} x {LENGTH}",
-                lambda: theirs.train(torch_rows),
-                lambda: ours.train(batch, counts),
-            ),
-            (
-                f"generate, {BATCH} x ({PROMPT} + {REPLY})",
-                lambda: theirs.generate(torch_prompts, REPLY),
-                lambda: ours.generate(prompts, 1, REPLY),
-            ),
-            (
-                f"policy-gradient step, {BATCH} x ({PROMPT} + {REPLY})",
-                lambda: theirs.gradient_step(torch_prompts, 1, REPLY),
-                lambda: ours.gradient_step(prompts, 1, REPLY),
-            ),
-            (
-                f"the same, {TURNS} turns of {TURN_PROMPT} + {TURN_REPLY}",
-                lambda: theirs.gradient_step(torch_turn, TURNS, TURN_REPLY),
-                lambda: ours.gradient_step(turn, TURNS, TURN_REPLY),
-            ),
-        ):
+        for title, other, own in comparisons(theirs, ours):
             line(title, *medians((other, own), repeats))
         if (seconds := trl_step(Path(name))) is not None:
+            prompts = np.random.default_rng(1).integers(2, VOCAB, (BATCH, PROMPT))
             [own] = medians([lambda: ours.gradient_step(prompts, 1, REPLY)], repeats)
             line(f"GRPO step of TRL, {BATCH} x ({PROMPT} + {REPLY})", seconds, own)
-        share, read = self_play_share(ours, replies=160, seed=1)
-        print(f"decoding in play over decoding with all slots full: {share:.2f}")
-        print(f"tokens read for each new one, over turns of a conversation: {read:.3f}")
-        stats = ours.gradient_step(turn, TURNS, TURN_REPLY)
-        print(
-            "gap of sampler's and learner's log-probabilities: mean "
-            f"{stats['learn/logprob_gap_mean']:.1e}, largest {stats['learn/logprob_gap_max']:.1e}"
-        )
+        show_self_play(ours)
 
 
 if __name__ == "__main__":
