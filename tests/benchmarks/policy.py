@@ -309,7 +309,7 @@ class SelfPlay:
 
 
 def show_self_play(ours: Ours) -> None:
-    """Decoding in play beside decoding with all slots full; what is read; both log-probabilities."""
+    """Decoding in play beside decoding with all slots full; what is read; log-probabilities."""
     game = SelfPlay(ours, seed=1)
     for _ in range(2):  # the first time compiles
         playing = game.play(replies=160)
