@@ -13,37 +13,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 
+from spade_jax.policy import sharding
 from spade_jax.types import UsageError
 
 QUERY_CHUNK = 128  # queries per block
 SPANS = 8  # a row's blocks fall into at most so many spans, each over the keys up to its end
 SPLASH_BLOCK = 512  # queries and keys per block of the TPU kernel, where the length allows
-
-
-def attend(
-    q_BTHC: jax.Array, k_BKCS: jax.Array, v_BKSC: jax.Array, visible_BTS: jax.Array
-) -> jax.Array:
-    """Softmax attention of grouped queries; where nothing is visible the result is 0.
-
-    Keys come with the head size before the length: on a CPU that layout is several times faster
-    when one query meets a long cache.
-    """
-    b, t, h, size = q_BTHC.shape
-    kv = k_BKCS.shape[1]
-    q_BKTC = q_BTHC.reshape(b, t, kv, h // kv, size).transpose(0, 2, 3, 1, 4)
-    q_BKTC = q_BKTC.reshape(b, kv, (h // kv) * t, size) * size**-0.5
-    scores = jnp.einsum("BKTC,BKCS->BKTS", q_BKTC, k_BKCS, preferred_element_type=jnp.float32)
-    scores = scores.reshape(b, kv, h // kv, t, -1)
-    mask = visible_BTS[:, None, None, :, :]
-    scores = jnp.where(mask, scores, -1e30)
-    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
-    weights = jnp.where(mask, jnp.exp(scores - top), 0.0)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    weights = (weights / jnp.maximum(total, 1e-30)).astype(v_BKSC.dtype)
-    out = jnp.einsum("BKTS,BKSC->BKTC", weights.reshape(b, kv, (h // kv) * t, -1), v_BKSC)
-    out = out.reshape(b, kv, h // kv, t, size).transpose(0, 3, 1, 2, 4)
-    return out.reshape(b, t, h, size)
 
 
 def einsum(
@@ -269,3 +246,19 @@ KERNELS = {
     "cudnn": functools.partial(dot_product, implementation="cudnn"),
     "splash": splash,
 }
+
+
+def attention(
+    kernel: str, q_BTHC: jax.Array, k_BTKC: jax.Array, v_BTKC: jax.Array, segments_BT: jax.Array
+) -> jax.Array:
+    """A kernel by its name; on a mesh each device takes its own sequences and heads.
+
+    Where the key heads do not divide by the mesh's tensor axis, each device computes all heads.
+    """
+    mesh = sharding.ambient()
+    if mesh is None:
+        return KERNELS[kernel](q_BTHC, k_BTKC, v_BTKC, segments_BT)
+    rows, _, heads, _ = sharding.spec(("batch", None, "kv_head", None), k_BTKC.shape, mesh, "train")
+    each = PartitionSpec(rows, None, heads, None)
+    on_device = sharding.per_device(KERNELS[kernel], (each,) * 3 + (PartitionSpec(rows),), each)
+    return on_device(q_BTHC, k_BTKC, v_BTKC, segments_BT)

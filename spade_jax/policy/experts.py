@@ -7,10 +7,22 @@ and their outputs are summed with those probabilities as weights (Qwen3 technica
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
-Weights = dict[str, jax.Array]  # gate and up (X,D,F), down (X,F,D)
+from spade_jax.policy import sharding
+
+Weights = dict[str, jax.Array]  # router (D,X), gate and up (X,D,F), down (X,F,D)
+
+_AXES = {
+    "router": ("model", "router"),
+    "gate": ("expert", "model", "ffn"),
+    "up": ("expert", "model", "ffn"),
+    "down": ("expert", "ffn", "model"),
+}
 
 
 def route(
@@ -73,8 +85,55 @@ PRODUCTS = {"dense": dense, "ragged": ragged}
 def feed_forward(
     p: Weights, x_BTD: jax.Array, *, picks: int, normalise: bool, product: str
 ) -> jax.Array:
-    """Routing and the chosen experts' outputs, summed. `p` holds the router too. (B, T, D)."""
+    """Routing and the chosen experts' outputs, summed. `p` holds the router too. (B, T, D).
+
+    On a mesh each device routes its own tokens and computes what its experts, or its part of their
+    width, add to the tokens of all devices that it shares the experts with.
+    """
+    p = {name: p[name] for name in _AXES}
+    compute = functools.partial(_compute, picks=picks, normalise=normalise, product=product)
+    mesh = sharding.ambient()
+    if mesh is None:
+        return compute(p, x_BTD)
+    rows, _, _ = sharding.split(("batch", None, None), x_BTD.shape, mesh, "sample")
+    experts, _, ffn = sharding.split(_AXES["gate"], p["gate"].shape, mesh, "sample")
+    weights = {name: sharding.spec(_AXES[name], w.shape, mesh, "sample") for name, w in p.items()}
+    compute = functools.partial(
+        compute,
+        divided=bool(experts),
+        shared=bool(experts) and "expert" in rows,
+        narrow=bool(ffn),
+    )
+    x = PartitionSpec(rows or None)
+    return sharding.per_device(compute, (weights, x), x)(p, x_BTD)
+
+
+def _compute(
+    p: Weights,
+    x_BTD: jax.Array,
+    *,
+    picks: int,
+    normalise: bool,
+    product: str,
+    divided: bool = False,
+    shared: bool = False,
+    narrow: bool = False,
+) -> jax.Array:
+    """`feed_forward` on one device: `divided`, where its experts are some of all; `shared`, where
+    the devices with the others have other tokens; `narrow`, where it has a part of their width."""
     b, t, d = x_BTD.shape
     x_ND = x_BTD.reshape(b * t, d)
-    chosen_NP, weight_NP = route(x_ND, p["router"], picks, normalise=normalise)
-    return PRODUCTS[product](p, x_ND, chosen_NP, weight_NP).reshape(b, t, d)
+    routed = (x_ND, *route(x_ND, p["router"], picks, normalise=normalise))
+    if shared:
+        routed = (jax.lax.all_gather(each, "expert", tiled=True) for each in routed)
+    x_ND, chosen_NP, weight_NP = routed
+    if divided:
+        chosen_NP -= jax.lax.axis_index("expert") * len(p["gate"])
+    y_ND = PRODUCTS[product](p, x_ND, chosen_NP, weight_NP)
+    if narrow:
+        y_ND = jax.lax.psum(y_ND, "tensor")
+    if shared:
+        y_ND = jax.lax.psum_scatter(y_ND, "expert", tiled=True)
+    elif divided:
+        y_ND = jax.lax.psum(y_ND, "expert")
+    return y_ND.reshape(b, t, d)

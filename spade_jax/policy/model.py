@@ -19,13 +19,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from spade_jax.policy import experts
-from spade_jax.policy.attention import KERNELS
-from spade_jax.policy.attention import attend as attend  # also the sampler's
+from spade_jax.policy import experts, sharding
+from spade_jax.policy.attention import attention
 from spade_jax.policy.kernels import Kernels, choose
 from spade_jax.types import UsageError
 
 Params = dict[str, Any]
+ROWS = ("batch", None, None)  # logical axes of x_BTD
 UNROLLED = 8  # at most so many layers are unrolled
 
 # What the backward pass finds of a layer besides its input; the rest it computes again.
@@ -291,9 +291,21 @@ def finish_layer(
     return x_BTD + linear(gated_BTF, p["down"])
 
 
+def gather(p: Params, c: ModelConfig, dtype: jnp.dtype) -> Params:
+    """One layer's parameters where the layer is computed: matrices in its dtype, not in pieces."""
+    declared = declare(c)["layers"]
+
+    def one(name: str, w: jax.Array) -> jax.Array:
+        w = w.astype(dtype) if w.ndim > 1 else w
+        return sharding.constrain(w, declared[name].axes[1:])
+
+    return {name: one(name, w) for name, w in p.items()}
+
+
 def embed(params: Params, tokens_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Token vectors (B, T, D) in the compute dtype."""
-    return params["embed"][tokens_BT].astype(dtype)
+    table_VD = sharding.constrain(params["embed"], ("vocab", None))
+    return sharding.constrain(table_VD[tokens_BT].astype(dtype), ROWS)
 
 
 def logits(params: Params, x_ND: jax.Array, c: ModelConfig) -> jax.Array:
@@ -333,15 +345,16 @@ def hidden(
     kernels = kernels or choose()
     if remat not in REMAT:
         raise UsageError(f"remat is {remat!r}; choose one of {', '.join(REMAT)}")
-    attention = KERNELS[kernels.attention]
     angles = rotary_angles(positions_BT, c)
 
     def layer(x_BTD: jax.Array, p: Params) -> tuple[jax.Array, None]:
         with jax.named_scope("layer"):
-            p = arrays(p)  # a layer at a time, so that no computed matrix outlives its use
+            # A layer at a time, so that no computed or gathered matrix outlives its use.
+            p = gather(arrays(p), c, dtype)
             q_BTHC, k_BTKC, v_BTKC = project(p, x_BTD, angles, c)
-            out_BTHC = attention(q_BTHC, k_BTKC, v_BTKC, segments_BT)
-            return finish_layer(p, x_BTD, out_BTHC, c, kernels), None
+            out_BTHC = attention(kernels.attention, q_BTHC, k_BTKC, v_BTKC, segments_BT)
+            x_BTD = finish_layer(p, x_BTD, out_BTHC, c, kernels)
+            return sharding.constrain(x_BTD, ROWS), None
 
     body = layer if remat == "none" else jax.checkpoint(layer, policy=REMAT[remat])
     # A few layers run a quarter faster unrolled; many compile once as a loop.
@@ -362,27 +375,27 @@ def token_logps(
 ) -> tuple[jax.Array, jax.Array]:
     """Tempered log-probability of `targets_BT` and entropy (nats), each (B, T) float32.
 
-    `x_BTD[:, t]` predicts `targets_BT[:, t]`. Only `chunk` tokens' logits exist at a time; the
-    backward pass recomputes them.
+    `x_BTD[:, t]` predicts `targets_BT[:, t]`. Only about `chunk` tokens' logits exist at a time on
+    a device, some columns of all its rows; the backward pass recomputes them.
     """
     b, t, d = x_BTD.shape
-    n = b * t
-    chunk = math.gcd(n, chunk)
+    rows = b // sharding.pieces(b)
+    columns = max(n for n in range(1, t + 1) if t % n == 0 and (n == 1 or n * rows <= chunk))
+    name, axes = ("embed", ("vocab", None)) if c.tied else ("head", (None, "vocab"))
+    projection = {name: sharding.constrain(params[name].astype(x_BTD.dtype), axes)}
 
     @jax.checkpoint
     def block(args: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        x_ND, target_N, temperature_N = args
-        scores_NV = logits(params, x_ND, c) / temperature_N[:, None]
+        x_BTD, target_BT, temperature_BT = args
+        scores_NV = logits(projection, x_BTD.reshape(b * columns, d), c)
+        scores_NV = scores_NV / temperature_BT.reshape(b * columns, 1)
         logp_NV = jax.nn.log_softmax(scores_NV, axis=-1)
-        logp_N = jnp.take_along_axis(logp_NV, target_N[:, None], axis=-1)[:, 0]
-        return jnp.minimum(logp_N, 0.0), -jnp.sum(jnp.exp(logp_NV) * logp_NV, axis=-1)
+        logp_N = jnp.take_along_axis(logp_NV, target_BT.reshape(b * columns, 1), axis=-1)[:, 0]
+        entropy_N = -jnp.sum(jnp.exp(logp_NV) * logp_NV, axis=-1)
+        return jnp.minimum(logp_N, 0.0).reshape(b, columns), entropy_N.reshape(b, columns)
 
-    logp, entropy = jax.lax.map(
-        block,
-        (
-            x_BTD.reshape(n // chunk, chunk, d),
-            targets_BT.reshape(n // chunk, chunk),
-            temperature_BT.reshape(n // chunk, chunk),
-        ),
-    )
-    return logp.reshape(b, t), entropy.reshape(b, t)
+    def cut(a: jax.Array) -> jax.Array:
+        return a.reshape(b, t // columns, columns, *a.shape[2:]).swapaxes(0, 1)
+
+    logp, entropy = jax.lax.map(block, (cut(x_BTD), cut(targets_BT), cut(temperature_BT)))
+    return logp.swapaxes(0, 1).reshape(b, t), entropy.swapaxes(0, 1).reshape(b, t)

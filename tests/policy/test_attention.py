@@ -90,13 +90,6 @@ def test_weights_of_all_queries_never_exist_at_once() -> None:
     assert lowered.compile().memory_analysis().temp_size_in_bytes < H * t * t * 4 / 8
 
 
-def test_nothing_visible_gives_zero() -> None:
-    q = jnp.ones((1, 1, 4, 8))
-    k, v = jnp.ones((1, 2, 8, 3)), jnp.ones((1, 2, 3, 8))
-    assert not np.any(attention.attend(q, k, v, jnp.zeros((1, 1, 3), bool)))
-    np.testing.assert_allclose(attention.attend(q, k, v, jnp.ones((1, 1, 3), bool)), 1.0, rtol=1e-6)
-
-
 def test_a_length_the_blocks_do_not_divide() -> None:
     rows = jnp.zeros((1, 192, 1, C))
     with pytest.raises(UsageError, match="a multiple of 128 tokens, not 192; correct learn.row_to"):

@@ -1,0 +1,134 @@
+"""Where arrays lie on a mesh of devices: one table from logical axes to mesh axes.
+
+The mesh has the axes `data` (copies of everything), `fsdp` (parameters in pieces, gathered where
+they are used), `tensor` (heads and feed-forward in pieces) and `expert`. One device is the mesh
+(1, 1, 1, 1). Inside `jax.set_mesh(mesh)` the model constrains what it computes; outside it runs as
+it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from spade_jax.types import UsageError
+
+AXES = ("data", "fsdp", "tensor", "expert")
+
+_SPLIT = {
+    "batch": ("data", "fsdp", "expert"),
+    "vocab": ("tensor",),
+    "head": ("tensor",),
+    "kv_head": ("tensor",),
+    "ffn": ("tensor",),
+    "expert": ("expert",),
+}
+# Logical axes of parameters and activations; an axis that is not listed is whole on each device.
+TABLE: dict[str, dict[str, tuple[str, ...]]] = {
+    "train": {**_SPLIT, "model": ("fsdp", "expert")},  # parameters over everything
+    "sample": _SPLIT,  # parameters over tensor and expert only, a copy for each piece of the batch
+}
+
+
+def make_mesh(
+    shape: Sequence[int] = (1, 1, 1, 1), devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+    """A mesh of `AXES` with these sizes; UsageError where there are not as many devices."""
+    devices = jax.devices() if devices is None else devices
+    if math.prod(shape) != len(devices):
+        raise UsageError(
+            f"the mesh {'x'.join(map(str, shape))} ({', '.join(AXES)}) takes {math.prod(shape)} "
+            f"devices, but there are {len(devices)}; make the product equal to that"
+        )
+    return jax.make_mesh(tuple(shape), AXES, (AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def split(
+    axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh, mode: str
+) -> list[tuple[str, ...]]:
+    """The mesh axes over which each array axis is divided, by the table.
+
+    A mesh axis serves the first array axis that claims it. Where the sizes do not divide, the last
+    mesh axes are left out.
+    """
+    used: set[str] = set()
+    out = []
+    for axis, size in zip(axes, shape, strict=True):
+        names = [name for name in TABLE[mode].get(axis, ()) if name not in used]
+        while size % math.prod(mesh.shape[name] for name in names):
+            names.pop()
+        used.update(names)
+        out.append(tuple(names))
+    return out
+
+
+def spec(
+    axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh, mode: str
+) -> PartitionSpec:
+    """`split` as JAX writes it."""
+    return PartitionSpec(*(names or None for names in split(axes, shape, mesh, mode)))
+
+
+def _declared(x: object) -> bool:
+    return hasattr(x, "axes")
+
+
+def parameters(declared: Any, mesh: Mesh, mode: str) -> Any:
+    """Shardings of a tree of declarations (`model.declare`)."""
+    return jax.tree.map(
+        lambda p: NamedSharding(mesh, spec(p.axes, p.shape, mesh, mode)),
+        declared,
+        is_leaf=_declared,
+    )
+
+
+def batch(arrays: Any, mesh: Mesh, axis: int = 0) -> Any:
+    """Shardings of a tree of arrays whose axis `axis` counts sequences."""
+
+    def one(a: Any) -> NamedSharding:
+        axes = ["batch" if i == axis else None for i in range(len(a.shape))]
+        return NamedSharding(mesh, spec(axes, a.shape, mesh, "train"))
+
+    return jax.tree.map(one, arrays)
+
+
+# -- inside a program -------------------------------------------------------------------------
+
+
+def ambient() -> AbstractMesh | None:
+    """The mesh of `jax.set_mesh`; None where there is none, and inside `per_device`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty or mesh.are_all_axes_manual else mesh
+
+
+def pieces(rows: int) -> int:
+    """Into how many pieces the devices divide a batch of so many sequences."""
+    mesh = ambient()
+    if mesh is None:
+        return 1
+    [names] = split(("batch",), (rows,), mesh, "train")
+    return math.prod(mesh.shape[name] for name in names)
+
+
+def constrain(x: jax.Array, axes: Sequence[str | None], mode: str = "sample") -> jax.Array:
+    """`x`, laid out by the table. Mode sample gathers what train keeps in pieces."""
+    mesh = ambient()
+    if mesh is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec(axes, x.shape, mesh, mode))
+
+
+def constrain_parameters(tree: Any, declared: Any, mode: str) -> Any:
+    """A tree of parameters or of their gradients, laid out by their declarations."""
+    return jax.tree.map(lambda p, x: constrain(x, p.axes, mode), declared, tree, is_leaf=_declared)
+
+
+def per_device(
+    f: Callable[..., jax.Array], in_specs: Sequence[PartitionSpec], out_specs: PartitionSpec
+) -> Callable[..., jax.Array]:
+    """`f` on each device's own pieces, for kernels that the compiler cannot divide."""
+    return jax.shard_map(f, in_specs=tuple(in_specs), out_specs=out_specs)
