@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from spade_jax.policy import model, sampling
+from spade_jax.policy import model, sampling, sharding
 from spade_jax.policy.model import UNROLLED, ModelConfig, Params
 
 
@@ -40,17 +40,28 @@ def empty_cache(c: ModelConfig, slots: int, columns: int, dtype: jnp.dtype) -> C
     """A cache with room for `columns` tokens in each slot."""
     n = groups(c)
     shape = (c.layers // n, slots, c.kv_heads)
-    return Cache(
-        keys=tuple(jnp.zeros((*shape, c.head_size, columns), dtype) for _ in range(n)),
-        values=tuple(jnp.zeros((*shape, columns, c.head_size), dtype) for _ in range(n)),
+    return lay_out(
+        Cache(
+            keys=tuple(jnp.zeros((*shape, c.head_size, columns), dtype) for _ in range(n)),
+            values=tuple(jnp.zeros((*shape, columns, c.head_size), dtype) for _ in range(n)),
+        )
+    )
+
+
+def lay_out(cache: Cache) -> Cache:
+    """The cache on the mesh in use: slots and key heads in pieces."""
+    return jax.tree.map(
+        lambda a: sharding.constrain(a, (None, "batch", "kv_head", None, None)), cache
     )
 
 
 def read(cache: Cache, slots_R: jax.Array, columns: int) -> Cache:
     """The first `columns` of the given slots; a slot beyond the last gives anything."""
-    return Cache(
-        keys=tuple(k.at[:, slots_R, :, :, :columns].get(mode="clip") for k in cache.keys),
-        values=tuple(v.at[:, slots_R, :, :columns].get(mode="clip") for v in cache.values),
+    return lay_out(
+        Cache(
+            keys=tuple(k.at[:, slots_R, :, :, :columns].get(mode="clip") for k in cache.keys),
+            values=tuple(v.at[:, slots_R, :, :columns].get(mode="clip") for v in cache.values),
+        )
     )
 
 
@@ -68,9 +79,11 @@ def write(cache: Cache, new: Cache, slots_R: jax.Array, start_R: jax.Array) -> C
         places_R2 = jnp.stack([slots_R, start_R], axis=1)
         return jax.lax.scatter(old, places_R2, new, numbers, mode="drop")
 
-    return Cache(
-        keys=tuple(put(a, b, 4) for a, b in zip(cache.keys, new.keys, strict=True)),
-        values=tuple(put(a, b, 3) for a, b in zip(cache.values, new.values, strict=True)),
+    return lay_out(
+        Cache(
+            keys=tuple(put(a, b, 4) for a, b in zip(cache.keys, new.keys, strict=True)),
+            values=tuple(put(a, b, 3) for a, b in zip(cache.values, new.values, strict=True)),
+        )
     )
 
 

@@ -223,7 +223,13 @@ class Sampler:
         note: Callable[[Sequence[int], Any], None],
     ) -> None:
         """Do some work on groups of slots that only reads the cache, then enter what came of it."""
-        for chosen, (new, out) in zip(groups, list(self._pool.map(work, groups)), strict=True):
+        mesh = jax.sharding.get_mesh()  # known to this thread only
+
+        def on_mesh(chosen: Sequence[int]) -> tuple[Cache, Any]:
+            with jax.set_mesh(mesh):
+                return work(chosen)
+
+        for chosen, (new, out) in zip(groups, list(self._pool.map(on_mesh, groups)), strict=True):
             rows = new.keys[0].shape[1]
             lengths = _lengths([self._open.get(n, _Slot()) for n in chosen], rows)
             self._cache = decoding.write(self._cache, new, self._places(chosen, rows), lengths)
