@@ -17,7 +17,7 @@ import optax
 
 from spade_jax.learn import losses
 from spade_jax.learn.batching import Rows
-from spade_jax.policy import model
+from spade_jax.policy import model, sharding
 from spade_jax.policy.kernels import Kernels
 from spade_jax.policy.model import ModelConfig, Params
 
@@ -178,7 +178,10 @@ def gradients(
     for b, rows in enumerate(batch):
 
         def add(i: jax.Array, sums: tuple, rows: Rows = rows) -> tuple:
-            return jax.tree.map(jnp.add, sums, differentiate(trained, take(rows, i)))
+            values, grads = differentiate(trained, take(rows, i))
+            if assemble is whole:  # adapters are small and lie anywhere
+                grads = sharding.constrain_parameters(grads, model.declare(c), "train")
+            return jax.tree.map(jnp.add, sums, (values, grads))
 
         sums = jax.lax.fori_loop(0, counts[b], add, sums)
     (loss, stats), grads = sums
