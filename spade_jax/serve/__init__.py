@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server over the sampler: wire forms, the engine's thread, HTTP."""
