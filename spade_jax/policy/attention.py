@@ -260,5 +260,6 @@ def attention(
         return KERNELS[kernel](q_BTHC, k_BTKC, v_BTKC, segments_BT)
     rows, _, heads, _ = sharding.spec(("batch", None, "kv_head", None), k_BTKC.shape, mesh, "train")
     each = PartitionSpec(rows, None, heads, None)
-    on_device = sharding.per_device(KERNELS[kernel], (each,) * 3 + (PartitionSpec(rows),), each)
+    pieces = (each, each, each, PartitionSpec(rows))
+    on_device = sharding.per_device(KERNELS[kernel], pieces, each, opaque=True)
     return on_device(q_BTHC, k_BTKC, v_BTKC, segments_BT)

@@ -128,7 +128,10 @@ def constrain_parameters(tree: Any, declared: Any, mode: str) -> Any:
 
 
 def per_device(
-    f: Callable[..., jax.Array], in_specs: Sequence[PartitionSpec], out_specs: PartitionSpec
+    f: Callable[..., jax.Array], in_specs: Any, out_specs: PartitionSpec, *, opaque: bool = False
 ) -> Callable[..., jax.Array]:
-    """`f` on each device's own pieces, for kernels that the compiler cannot divide."""
-    return jax.shard_map(f, in_specs=tuple(in_specs), out_specs=out_specs)
+    """`f` on each device's own pieces, for kernels that the compiler cannot divide.
+
+    In an `opaque` one JAX cannot follow over which axes results differ, as in Pallas.
+    """
+    return jax.shard_map(f, in_specs=in_specs, out_specs=out_specs, check_vma=not opaque)
