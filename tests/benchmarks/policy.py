@@ -42,6 +42,8 @@ VOCAB, PROMPT, REPLY, BATCH = 1024, 64, 128, 32
 ROWS, LENGTH = 16, 512
 TURNS, TURN_PROMPT, TURN_REPLY = 5, 32, 24
 PAD, STOP = 0, 1
+REPLIES = (32, 256)  # shortest and longest in self-play
+MEAN_REPLY = sum(REPLIES) // 2
 
 
 def reference(folder: Path) -> transformers.Qwen3ForCausalLM:
@@ -194,8 +196,8 @@ class Ours:
         settings = Settings(
             passes=1,
             minibatches=1,
-            row_tokens=(PROMPT + REPLY, LENGTH),
-            rows=(8, 4),
+            row_tokens=(PROMPT + REPLY, TURNS * (TURN_PROMPT + TURN_REPLY)),
+            rows=(8, 8),
             aggregation="token_mean",
             temperature={Role.AGENT: 1.0, Role.DESIGNER: 1.0},
             max_gap=1e-4,
@@ -277,6 +279,9 @@ class SelfPlay:
         self.new_tokens += len(ids) + (turn % 3 > 0)  # a reply's last token comes with the next
         self.ours.sampler.submit(slot, ids, stream=(slot, turn), budget=budget, sampling=Sampling())
 
+    def budget(self) -> int:
+        return int(self.rng.integers(*REPLIES, endpoint=True))
+
     def begin(self) -> list[int]:
         """All slots, open and empty, and the counters at zero."""
         self.ours.sampler.load(self.ours.state.params)
@@ -287,7 +292,7 @@ class SelfPlay:
         """What it took to sample so many replies."""
         sampler, turns = self.ours.sampler, dict.fromkeys(self.begin(), 0)
         for slot in turns:
-            self.ask(slot, 0, int(self.rng.integers(32, 257)))
+            self.ask(slot, 0, self.budget())
         done = 0
         while done < replies:
             for slot in sampler.advance():
@@ -296,13 +301,19 @@ class SelfPlay:
                 if turns[slot] % 3 == 0:
                     sampler.close(slot)
                     sampler.open()
-                self.ask(slot, turns[slot], int(self.rng.integers(32, 257)))
+                self.ask(slot, turns[slot], self.budget())
         return sampler.work
 
     def full(self) -> Work:
-        """What it takes where all slots decode from the first step to the last."""
+        """What it takes where all slots decode from the first step to the last, in step.
+
+        The replies are as long as those of play are on average, after as much context.
+        """
         for slot in self.begin():
-            self.ask(slot, 0, 480)
+            ids = self.rng.integers(2, VOCAB, 2 * TURN_PROMPT + MEAN_REPLY).tolist()
+            self.ours.sampler.submit(
+                slot, ids, stream=(slot, 0), budget=MEAN_REPLY, sampling=Sampling()
+            )
         while self.ours.sampler.busy:
             self.ours.sampler.advance()
         return self.ours.sampler.work
