@@ -104,7 +104,8 @@ class Conversations:
 
     Where the chat template drops earlier thinking, every turn has a prompt and a record of its own,
     and the cache of what it shares with the turn before is kept. Where the sampler has no slot for
-    a new dialogue, it waits until another is retired.
+    a dialogue, it takes that of one that is not waiting for a reply, which is read anew when it
+    goes on; where there is none, it waits.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -140,14 +141,10 @@ class Conversations:
             return
         budget_left = min(budget.reply, room)
         question = _Question(dialogue, record, ids, stream, budget_left, budget.sampling)
-        if dialogue in self._slots:
-            self._submit(question)
-        else:
-            self._waiting.append(question)
+        self._waiting.append(question)
 
     def answers(self) -> dict[int, Generation | None]:
-        while self._waiting and self._sampler.free:
-            self._slots[self._waiting[0].dialogue] = self._sampler.open()
+        while self._waiting and self._find_slot(self._waiting[0].dialogue):
             self._submit(self._waiting.popleft())
         replies: dict[int, Generation | None] = dict.fromkeys(self._refused)
         self._refused.clear()
@@ -184,13 +181,28 @@ class Conversations:
                 self._speaking.pop(slot, None)
                 self._sampler.close(slot)
 
+    def _find_slot(self, dialogue: int) -> bool:
+        """Give a dialogue a slot if it has none; whether it has one now."""
+        if dialogue in self._slots:
+            return True
+        if not self._sampler.free:
+            wanted = {question.dialogue for question in self._waiting}
+            idle = [d for d, slot in self._slots.items() if slot not in self._speaking]
+            if not idle:
+                return False
+            chosen = next((d for d in idle if d not in wanted), idle[-1])
+            self._sampler.close(self._slots.pop(chosen))
+        self._slots[dialogue] = self._sampler.open()
+        return True
+
     def _submit(self, question: _Question) -> None:
         slot = self._slots[question.dialogue]
         self._speaking[slot] = question
-        known = self._sampler.rewind(slot, question.ids) if self._strips else 0
+        ids = [*question.record.ids, *question.ids]
+        known = self._sampler.rewind(slot, ids)
         self._sampler.submit(
             slot,
-            question.ids[known:],
+            ids[known:],
             stream=question.stream,
             budget=question.budget,
             sampling=question.sampling,

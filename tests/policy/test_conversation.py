@@ -183,23 +183,24 @@ def test_retired_dialogues_keep_their_record(policy: Policy) -> None:
     assert len(whole(dialogues, 1).ids) > len(record.ids)
 
 
-def test_dialogues_wait_for_a_slot(policy: Policy) -> None:
-    """With two slots the third has to wait until one is retired, and then says the same."""
-    few = made(policy.sampler.params, policy.sampler.c, policy.tokenizer, slots=2)
-    dialogues = begin(few, 3)
-    for i in range(3):
-        dialogues.ask(i, say(i, 0), stream(1, "", i), BUDGET)
-    replies: dict[int, Generation | None] = {}
-    while len(replies) < 2:
-        replies |= dialogues.answers()
-    assert not few.sampler.busy and dialogues.answers() == {}
-    dialogues.retire([0])
-    while len(replies) < 3:
-        replies |= dialogues.answers()
-    many = begin(policy, 3)
-    streams = {i: stream(1, "", i) for i in range(3)}
-    usual = reply_each(many, {i: say(i, 0) for i in range(3)}, streams, BUDGET)
-    assert {i: r.ids for i, r in replies.items()} == {i: r.ids for i, r in usual.items()}
+@pytest.mark.parametrize("slots", [1, 2])
+def test_more_dialogues_than_slots(policy: Policy, slots: int) -> None:
+    """They take turns with the slots, and what had to leave its own is read anew."""
+
+    def talk(dialogues: Conversations) -> list[TokenRecord]:
+        for turn in range(3):
+            streams = {i: stream(1, "", i, turn) for i in range(4)}
+            reply_each(dialogues, {i: say(i, turn) for i in range(4)}, streams, BUDGET)
+        return [whole(dialogues, i) for i in range(4)]
+
+    few, many = (
+        made(policy.sampler.params, policy.sampler.c, policy.tokenizer, slots=n) for n in (slots, 4)
+    )
+    records, usual = talk(begin(few, 4)), talk(begin(many, 4))
+    assert [record.ids for record in records] == [record.ids for record in usual]
+    for record, same in zip(records, usual, strict=True):
+        np.testing.assert_allclose(record.logp, same.logp, atol=1e-5)
+    assert few.sampler.work.tokens_read > many.sampler.work.tokens_read
 
 
 def test_a_dialogue_can_be_left_while_it_waits(policy: Policy) -> None:
