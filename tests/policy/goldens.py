@@ -6,6 +6,7 @@ to copy, so of conversations with tools the message that lists them, in its own 
 """
 
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from spade_jax.policy.tokenizer import CHAT_TEMPLATE, save_tokenizer, train_toke
 from spade_jax.types import Message
 
 GOLDEN = Path(__file__).parent / "golden"
-QWEN3 = Path(__file__).parents[3] / "shared" / "templates" / "qwen3.jinja"
+QWEN3 = Path(os.environ.get("SPADE_QWEN3_TEMPLATE", "qwen3.jinja"))  # chat_template of Qwen3
 START_ID = 257  # of <|im_start|> in the tokenizer of `folder`
 NAMES = ("tiny", "instruct", "thinking", "qwen3")
 
