@@ -291,8 +291,8 @@ def test_adapters_are_trained_alone_and_go_on(model_folder: Path, tmp_path: Path
         assert source.step == 2 and source.lora.rank == 2
         adapters = hub.place(source.adapters)
         assert np.any(adapters["layers"]["q"]["b"]), "they have moved from 0"
-        trained = run.policy(before.replace(params=adapters)).params
-        started = run.policy(before).params
+        trained = run.policy(before.replace(params=adapters)).sampler.params
+        started = run.policy(before).sampler.params
     jax.tree.map(np.testing.assert_array_equal, source.load(), trained)
     np.testing.assert_array_equal(trained["embed"], started["embed"])
     np.testing.assert_array_equal(started["layers"]["q"], hub.load(model_folder)[1]["layers"]["q"])
