@@ -138,7 +138,7 @@ class InCheckpoint:
             partial_restore=True,
         )
         try:
-            tree = ocp.PyTreeCheckpointHandler().restore(self.folder, args=arguments)
+            tree = ocp.PyTreeCheckpointHandler().restore(self.folder.absolute(), args=arguments)
         except Exception as error:
             raise _damaged(self.folder) from error
         return functools.reduce(lambda tree, key: tree[key], self.keys, tree)
@@ -210,7 +210,7 @@ def write_imported(folder: Path, parameters: Params) -> None:
 def _metadata(folder: Path) -> dict[str, Any]:
     """The tree of a checkpoint's arrays, without their values."""
     try:
-        return ocp.PyTreeCheckpointHandler().metadata(folder).tree
+        return ocp.PyTreeCheckpointHandler().metadata(folder.absolute()).tree
     except Exception as error:
         raise _damaged(folder) from error
 

@@ -73,6 +73,11 @@ def test_a_run_stands_for_its_newest_checkpoint(run: Path, base: Path) -> None:
     assert source.load(dtype="bfloat16")["embed"].dtype == jnp.bfloat16
 
 
+def test_a_path_may_be_relative(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.parent)
+    assert_equal(weights.find(run.name).load(), weights.find(run).load())
+
+
 def test_a_run_may_start_from_a_run(run: Path, base: Path, tmp_path: Path) -> None:
     later = make_run(tmp_path / "later", run, {2: random_params(SMALL, seed=8)})
     source = weights.find(later)
