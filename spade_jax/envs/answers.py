@@ -58,7 +58,7 @@ class AnswerChecker:
         if importlib.util.find_spec("math_verify") is None:
             raise UsageError(
                 "checking answers needs math-verify, which is not installed; "
-                "run pip install 'spade_jax[math]'."
+                "run pip install -e '.[math]' in the repository."
             )
         self._workers = workers or os.cpu_count() or 1
         self._sandbox = Sandbox(

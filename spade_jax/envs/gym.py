@@ -15,7 +15,9 @@ from typing import Any, ClassVar
 try:
     import gymnasium
 except ImportError as missing:
-    raise ImportError("gymnasium is missing; run `pip install 'spade_jax[gym]'`") from missing
+    raise ImportError(
+        "gymnasium is missing; run pip install -e '.[gym]' in the repository"
+    ) from missing
 
 from spade_jax.envs.programs import read_program
 from spade_jax.envs.sandbox import Call, Hint, Instance, Reset, Sandbox, Solution, Step

@@ -353,7 +353,7 @@ def _library() -> Any:
         import openai
     except ImportError:
         raise UsageError(
-            "endpoints need the package openai; install it by: pip install 'spade_jax[endpoint]'"
+            "endpoints need the package openai; run pip install -e '.[endpoint]' in the repository"
         ) from None
     return openai
 

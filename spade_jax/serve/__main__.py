@@ -76,7 +76,7 @@ def address_of(sock: socket.socket) -> str:
 
 def main() -> int:
     if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
-        raise UsageError("serving needs packages; install them by: pip install 'spade_jax[serve]'")
+        raise UsageError("serving needs packages; run pip install -e '.[serve]' in the repository")
     from spade_jax.serve.app import Server, Service, make_app
 
     key = read_key(FLAGS.api_key_file)
