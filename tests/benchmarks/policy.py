@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.policy
 
-A model of 4.6 million parameters in Qwen3's form, with the same random weights on both sides, in
+A model of 4.7 million parameters in Qwen3's form, with the same random weights on both sides, in
 float32. Each figure is the median of alternating repeats. TRL is measured where it is installed.
 What both sides do in a step of policy gradients: 32 completions of 128 tokens, their
 log-probabilities under the weights that sampled them, and one update of all weights.
