@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import json
-import math
 import os
 import types as python_types
 from collections.abc import Callable, Iterable
@@ -17,16 +15,12 @@ from pathlib import Path
 
 from ml_collections import config_dict
 
+from spade_jax.config_rules import CHOICES, RANGES, RULES
 from spade_jax.design.skills import KINDS
-from spade_jax.learn.advantages import AGENT_ADVANTAGES, PENALTIES
-from spade_jax.learn.regret import DESIGNER_REWARDS
-from spade_jax.learn.returns import RETURNS
-from spade_jax.policy.templates import THINK
 from spade_jax.types import UsageError
 
 FILE = "config.json"  # in a workdir
 FREE = ("iterations", "checkpoint.", "evaluation.", "log.")  # may change when a run is resumed
-PROMPTS = Path(__file__).parent / "design" / "prompts"
 
 
 class ConfigError(UsageError):
@@ -118,210 +112,6 @@ def _with_tuples(value: object) -> object:
 
 
 # -- checking ---------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """Allowed numbers: from `low` (excluded where `above`) up to `high`, finite.
-
-    In a tuple each number must be one of them.
-    """
-
-    low: float
-    high: float = math.inf
-    above: bool = False
-
-    def __contains__(self, value: object) -> bool:
-        if not isinstance(value, int | float):
-            return False
-        after_low = value > self.low if self.above else value >= self.low
-        return math.isfinite(value) and after_low and value <= self.high
-
-    def __str__(self) -> str:
-        low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
-        return low if math.isinf(self.high) else f"{low} and at most {self.high:g}"
-
-
-COUNT = Range(1)
-NOT_NEGATIVE = Range(0)
-POSITIVE = Range(0, above=True)
-SHARE = Range(0, 1)
-PART = Range(0, 1, above=True)
-
-RANGES: dict[str, Range] = {
-    "seed": NOT_NEGATIVE,
-    "iterations": COUNT,
-    "model.max_loss": SHARE,
-    "model.lora.rank": NOT_NEGATIVE,
-    "model.lora.alpha": POSITIVE,
-    "skills_per_epoch": COUNT,
-    "corpus.seed": NOT_NEGATIVE,
-    "corpus.max_words": COUNT,
-    "memory.size": COUNT,
-    "memory.positives": NOT_NEGATIVE,
-    "memory.negatives": NOT_NEGATIVE,
-    "memory.code_characters": COUNT,
-    "design.num_envs": COUNT,
-    "design.regenerate_every": COUNT,
-    "design.fixed_pool": NOT_NEGATIVE,
-    "design.max_tokens": COUNT,
-    "design.temperature": POSITIVE,
-    "design.top_p": PART,
-    "design.top_k": NOT_NEGATIVE,
-    "design.min_p": SHARE,
-    "validation.seeds": COUNT,
-    "validation.solve_seeds": COUNT,
-    "validation.max_trivial": SHARE,
-    "validation.max_random": SHARE,
-    "sandbox.step_seconds": POSITIVE,
-    "sandbox.cpu_seconds": POSITIVE,
-    "sandbox.memory_mb": COUNT,
-    "sandbox.max_instances": COUNT,
-    "sandbox.max_observation": COUNT,
-    "play.plays": COUNT,
-    "play.hint_plays": NOT_NEGATIVE,
-    "play.max_turns": COUNT,
-    "play.reply_tokens": COUNT,
-    "play.context": COUNT,
-    "play.temperature": POSITIVE,
-    "play.top_p": PART,
-    "play.top_k": NOT_NEGATIVE,
-    "play.min_p": SHARE,
-    "sampling.slots": COUNT,
-    "sampling.block": COUNT,
-    "reward.discount": PART,
-    "reward.w_regret": NOT_NEGATIVE,
-    "reward.w_plateau": NOT_NEGATIVE,
-    "reward.regret_scale": POSITIVE,
-    "reward.plateau_low": Range(-1, 1),
-    "reward.plateau_high": Range(-1, 1),
-    "reward.plateau_ramp": POSITIVE,
-    "reward.penalty": Range(-10, 0),
-    "reward.hang_penalty": Range(-10, 0),
-    "reward.max_role_scale": POSITIVE,
-    "reward.gamma_fast": PART,
-    "reward.gamma_slow": PART,
-    "advantage.ema_decay": SHARE,
-    "learn.designer_delay": NOT_NEGATIVE,
-    "learn.passes": COUNT,
-    "learn.minibatches": COUNT,
-    "learn.row_tokens": COUNT,
-    "learn.rows": COUNT,
-    "learn.clip_low": PART,
-    "learn.clip_high": POSITIVE,
-    "learn.importance_cap": NOT_NEGATIVE,
-    "learn.kl": NOT_NEGATIVE,
-    "learn.entropy": NOT_NEGATIVE,
-    "learn.logprob_gap": NOT_NEGATIVE,
-    "learn.max_skipped": COUNT,
-    "optimizer.lr": POSITIVE,
-    "optimizer.final_norm_rate": POSITIVE,
-    "optimizer.warmup": NOT_NEGATIVE,
-    "optimizer.beta1": SHARE,
-    "optimizer.beta2": SHARE,
-    "optimizer.eps": POSITIVE,
-    "optimizer.weight_decay": NOT_NEGATIVE,
-    "optimizer.clip_norm": POSITIVE,
-    "checkpoint.every": COUNT,
-    "checkpoint.keep": COUNT,
-    "evaluation.every": NOT_NEGATIVE,
-    "evaluation.per_level": COUNT,
-    "evaluation.seed": NOT_NEGATIVE,
-    "log.episodes": Range(-1),
-}
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "schedule": ("deterministic", "overlap"),
-    "model.compute_dtype": ("float32", "bfloat16"),
-    "model.attention": ("auto", "einsum", "dot_product", "cudnn", "splash"),
-    "model.remat": ("none", "dots", "attention", "layer"),
-    "model.think": THINK,
-    "design.prompts": tuple(sorted(path.name for path in PROMPTS.iterdir() if path.is_dir())),
-    "reward.episode_return": tuple(RETURNS),
-    "reward.designer": tuple(DESIGNER_REWARDS),
-    "reward.penalties": PENALTIES,
-    "advantage.agent": tuple(AGENT_ADVANTAGES),
-    "learn.aggregation": ("token_mean", "sequence_mean"),
-}
-
-# (holds, sentence with the values and the remedy), checked in order once each field is in range.
-RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
-    (
-        lambda c: c.skills_per_epoch <= len(c.skills),
-        "skills_per_epoch is {c.skills_per_epoch} but only {n_skills} skills are listed; lower it "
-        "or extend skills",
-    ),
-    (
-        lambda c: not 0 < c.design.fixed_pool < c.design.num_envs,
-        "design.fixed_pool is {c.design.fixed_pool} but must hold design.num_envs = "
-        "{c.design.num_envs} environments; raise it, or set 0 to let the designer write them",
-    ),
-    (
-        lambda c: c.play.context > c.play.reply_tokens,
-        "play.context is {c.play.context} but must exceed play.reply_tokens "
-        "({c.play.reply_tokens}) to hold a prompt too; raise play.context",
-    ),
-    (
-        lambda c: len(c.learn.row_tokens) == len(c.learn.rows),
-        "learn.row_tokens is {c.learn.row_tokens} and learn.rows is {c.learn.rows}, which must "
-        "name as many lengths as counts; correct one of them",
-    ),
-    (
-        lambda c: list(c.learn.row_tokens) == sorted(set(c.learn.row_tokens)),
-        "learn.row_tokens is {c.learn.row_tokens} but lengths must ascend; sort them, and "
-        "learn.rows with them",
-    ),
-    (
-        lambda c: max(c.learn.row_tokens) >= c.play.context,
-        "learn.row_tokens is {c.learn.row_tokens} but the longest must hold an episode of "
-        "play.context ({c.play.context}) tokens; raise it or lower play.context",
-    ),
-    (
-        lambda c: max(c.learn.row_tokens) > c.design.max_tokens,
-        "learn.row_tokens is {c.learn.row_tokens} but the longest must exceed design.max_tokens "
-        "({c.design.max_tokens}) to hold the prompt too; raise it",
-    ),
-    (
-        lambda c: c.learn.minibatches <= c.design.num_envs * c.play.plays,
-        "learn.minibatches is {c.learn.minibatches} but an iteration has only "
-        "design.num_envs * play.plays = {n_plays} episodes; lower learn.minibatches",
-    ),
-    (
-        lambda c: c.learn.designer_delay <= c.design.regenerate_every,
-        "learn.designer_delay is {c.learn.designer_delay} but an environment is played for "
-        "design.regenerate_every = {c.design.regenerate_every} iterations only; lower the delay",
-    ),
-    (
-        lambda c: c.sampling.slots <= c.sandbox.max_instances,
-        "sampling.slots is {c.sampling.slots} but each plays in a process of its own, of which "
-        "sandbox.max_instances allows {c.sandbox.max_instances}; lower sampling.slots",
-    ),
-    (
-        lambda c: c.reward.plateau_low <= c.reward.plateau_high,
-        "reward.plateau_low is {c.reward.plateau_low} but must not exceed reward.plateau_high "
-        "({c.reward.plateau_high}); swap them",
-    ),
-    (
-        lambda c: c.reward.gamma_fast > c.reward.gamma_slow,
-        "reward.gamma_fast is {c.reward.gamma_fast} but must exceed reward.gamma_slow "
-        "({c.reward.gamma_slow}); raise it",
-    ),
-    (
-        lambda c: c.play.hint_plays > 0 or c.reward.designer not in ("blend", "regret"),
-        "play.hint_plays is 0 but reward.designer is {c.reward.designer!r}, which needs hinted "
-        "plays; raise play.hint_plays or choose solve_rate or learning_potential",
-    ),
-    (
-        lambda c: c.sandbox.cpu_seconds >= c.sandbox.step_seconds,
-        "sandbox.cpu_seconds is {c.sandbox.cpu_seconds} but must allow one step of "
-        "sandbox.step_seconds ({c.sandbox.step_seconds}); raise sandbox.cpu_seconds",
-    ),
-    (
-        lambda c: c.optimizer.beta1 < 1 and c.optimizer.beta2 < 1,
-        "optimizer.beta1 and optimizer.beta2 are {c.optimizer.beta1} and {c.optimizer.beta2} but "
-        "must be below 1; the published values are 0.9 and 0.98",
-    ),
-)
 
 
 def check(config: config_dict.ConfigDict) -> None:

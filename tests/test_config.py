@@ -11,6 +11,7 @@ from absl import flags
 from ml_collections import config_dict
 
 from spade_jax import config as configs
+from spade_jax import config_rules
 from spade_jax.program import parse_flags
 from spade_jax.types import UsageError
 
@@ -114,13 +115,13 @@ def test_broken_config_files(tmp_path: Path, source: str, message: str) -> None:
 
 def test_every_number_has_a_range(default: config_dict.ConfigDict) -> None:
     numbers = {f for f, v in configs.flatten(default).items() if type(v) in (int, float, tuple)}
-    assert numbers - {"skills"} == set(configs.RANGES)
+    assert numbers - {"skills"} == set(config_rules.RANGES)
 
 
 def test_every_text_is_a_path_or_a_choice(default: config_dict.ConfigDict) -> None:
     texts = {f for f, value in configs.flatten(default).items() if isinstance(value, str)}
     free = {"model.path", "model.template_options", "model.lora.targets", "corpus.path"}
-    assert texts - free == set(configs.CHOICES)
+    assert texts - free == set(config_rules.CHOICES)
 
 
 @pytest.mark.parametrize(

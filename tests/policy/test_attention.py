@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spade_jax import config
+from spade_jax import config_rules
 from spade_jax.policy import attention, experts, kernels
 from spade_jax.policy.kernels import Kernels
 from spade_jax.types import UsageError
@@ -106,7 +106,7 @@ def test_each_platform_has_kernels_that_exist() -> None:
     for platform in kernels.PLATFORMS.values():
         assert platform.attention in attention.KERNELS and platform.experts in experts.PRODUCTS
     assert set(kernels.ATTENTION) == {"auto", *attention.KERNELS}
-    assert config.CHOICES["model.attention"] == kernels.ATTENTION
+    assert config_rules.CHOICES["model.attention"] == kernels.ATTENTION
 
 
 def test_a_kernel_of_another_platform() -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spade_jax import config
+from spade_jax import config_rules
 from spade_jax.policy import model
 from spade_jax.policy.model import ModelConfig, Params
 from spade_jax.types import UsageError
@@ -102,7 +102,7 @@ def test_an_unknown_remat(params: Params) -> None:
     row = jnp.zeros((1, 1), jnp.int32)
     with pytest.raises(UsageError, match="remat is 'all'; choose one of none, dots, attention, l"):
         model.hidden(params, row, row, row, SMALL, remat="all")
-    assert config.CHOICES["model.remat"] == tuple(model.REMAT)
+    assert config_rules.CHOICES["model.remat"] == tuple(model.REMAT)
 
 
 def test_rms_norm_by_hand() -> None:

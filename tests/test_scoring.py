@@ -1,10 +1,10 @@
-"""Parts of an iteration by hand."""
+"""Scores and samples of an iteration by hand."""
 
 import dataclasses
 
 import pytest
 
-from spade_jax import config, train
+from spade_jax import config, scoring
 from spade_jax.learn.advantages import ScoredDesign
 from spade_jax.types import (
     Arm,
@@ -42,7 +42,7 @@ def failed(kind: FailureKind) -> Episode:
 def test_only_an_environment_that_hung_counts_as_hung() -> None:
     c, host = config.load("default"), HostState(pool=(NEW,))
     for kind in FailureKind:
-        [entry] = train.score(c, host, [failed(kind)]).pool
+        [entry] = scoring.score(c, host, [failed(kind)]).pool
         assert entry.hung == (kind is FailureKind.TIMEOUT)
         assert entry.plain == ((),)
 
@@ -62,7 +62,7 @@ def test_a_design_earns_its_reward_or_the_penalty_of_what_it_did() -> None:
         NEW, plain=((1.0, 0.0), (0.0, 1.0)), regret=Regret(mean=0.06, stderr=None, pairs=1)
     )
     rejected, hung, scored = (
-        train.score_design(c, HostState(), pending, entry)
+        scoring.score_design(c, HostState(), pending, entry)
         for entry in (None, dataclasses.replace(played, hung=True), played)
     )
     assert rejected == ScoredDesign(skill="s", penalty=-0.25)
