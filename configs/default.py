@@ -13,6 +13,10 @@ def get_config() -> config_dict.ConfigDict:
     c.iterations = 400
     c.schedule = "deterministic"  # bit for bit reproducible | overlap: environments and sampler
 
+    # Devices by what is divided among them: data (rows), fsdp (rows and parameters), tensor (heads
+    # and feed-forward) and expert; -1: those that are left.
+    c.mesh = (1, -1, 1, 1)
+
     c.model = config_dict.ConfigDict()
     c.model.path = ""  # a Hugging Face folder or a run's workdir; "" is the shipped policy
     c.model.compute_dtype = "bfloat16"  # of activations; parameters are float32

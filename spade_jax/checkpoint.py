@@ -164,6 +164,11 @@ def steps(directory: Path) -> tuple[list[int], list[Path]]:
     return committed, unfinished
 
 
+def abstract(tree: PyTree) -> PyTree:
+    """What `restore` needs to know of a state: shapes, dtypes and where its arrays lie."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), tree)
+
+
 def host_to_builtins(host: types.HostState) -> dict[str, Any]:
     """The state as dicts, lists, strings and numbers that JSON keeps exactly."""
     return msgspec.to_builtins(host)

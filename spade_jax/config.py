@@ -20,7 +20,13 @@ from spade_jax.design.skills import KINDS
 from spade_jax.types import UsageError
 
 FILE = "config.json"  # in a workdir
-FREE = ("iterations", "checkpoint.", "evaluation.", "log.")  # may change when a run is resumed
+FREE = (
+    "iterations",
+    "mesh",
+    "checkpoint.",
+    "evaluation.",
+    "log.",
+)  # may change on resume
 
 
 class ConfigError(UsageError):

@@ -47,6 +47,7 @@ PART = Range(0, 1, above=True)
 RANGES: dict[str, Range] = {
     "seed": NOT_NEGATIVE,
     "iterations": COUNT,
+    "mesh": Range(-1),
     "model.max_loss": SHARE,
     "model.lora.rank": NOT_NEGATIVE,
     "model.lora.alpha": POSITIVE,
@@ -142,6 +143,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 # (holds, sentence with the values and the remedy), checked in order once each field is in range.
 RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
+    (
+        lambda c: len(c.mesh) == 4 and 0 not in c.mesh and c.mesh.count(-1) <= 1,
+        "mesh is {c.mesh} but must name four numbers of devices, for data, fsdp, tensor and "
+        "expert, at most one of them -1; correct --config.mesh",
+    ),
     (
         lambda c: c.skills_per_epoch <= len(c.skills),
         "skills_per_epoch is {c.skills_per_epoch} but only {n_skills} skills are listed; lower it "

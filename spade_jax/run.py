@@ -26,9 +26,9 @@ from spade_jax.learn.learner import Learner, Settings
 from spade_jax.learn.step import LearnerState
 from spade_jax.metrics import Timer
 from spade_jax.play.episodes import Rules
-from spade_jax.policy import hub, kernels, lora, templates
+from spade_jax.policy import hub, kernels, lora, sharding, templates
 from spade_jax.policy.conversation import Budget, Policy
-from spade_jax.policy.model import ModelConfig, Params, count, merged
+from spade_jax.policy.model import ModelConfig, Params, count, declare, merged
 from spade_jax.policy.sampler import Sampler
 from spade_jax.policy.sampling import Sampling
 from spade_jax.policy.tokenizer import ChatTokenizer
@@ -52,7 +52,10 @@ class Run:
 
     def policy(self, state: LearnerState) -> Policy:
         """The weights of `state`, ready to talk; there is one such policy at a time."""
-        self.sampler.load(merged(self.learner.params(state)))
+        params = merged(self.learner.params(state))
+        mesh = jax.sharding.get_mesh()
+        places = sharding.parameters(declare(self.model), mesh, "sample")
+        self.sampler.load(jax.device_put(params, places))
         return Policy(self.sampler, self.tokenizer, version=int(state.step))
 
 
@@ -60,6 +63,12 @@ class Run:
 def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
     """Everything a run needs, and the learner's state before the first update."""
     _listen_for_compiles()
+    with jax.set_mesh(sharding.make_mesh(c.mesh)):
+        yield from _on_mesh(c)
+
+
+def _on_mesh(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
+    """`set_up` on the mesh that is set."""
     source = weights.find(c.model.path)
     model = source.model
     tokenizer = ChatTokenizer(
@@ -68,7 +77,8 @@ def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
         options=templates.read_options(c.model.template_options),
     )
     check_sizes(c, model, tokenizer)
-    params = source.load()
+    places = sharding.parameters(declare(model), jax.sharding.get_mesh(), "train")
+    params = source.load(shardings=places)
     if c.model.max_loss:
         weights.check_loss(params, model, tokenizer, source, c.model.max_loss)
     warmup = max(1, c.optimizer.warmup)
@@ -100,7 +110,7 @@ def set_up(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
     with open_corpus(c) as corpus, Sandbox(**c.sandbox) as sandbox:
         check_prompts(c, model, tokenizer, corpus)
         run = Run(c, model, tokenizer, corpus, pool, training, sandbox, sampler, learner, Timer())
-        yield run, step.create(trained, tx)
+        yield run, sharding.place_state(step.create(trained, tx))
 
 
 def new_learner(
@@ -277,6 +287,17 @@ def describe(run: Run) -> None:
         f"minibatches, AdamW at {c.optimizer.lr:g}",
         flush=True,
     )
+    mesh = jax.sharding.get_mesh()
+    if mesh.size > 1:
+        print("devices: " + ", ".join(f"{name} {n}" for name, n in mesh.shape.items()))
+    for rows, tokens in zip(c.learn.rows, c.learn.row_tokens, strict=True):
+        divided = sharding.pieces(rows)
+        all_of_them = mesh.size // mesh.shape["tensor"]
+        if divided < all_of_them:
+            print(
+                f"warning: rows of {tokens} tokens are computed {all_of_them // divided} times "
+                f"over: {all_of_them} pieces divide no {rows} of them; raise --config.learn.rows"
+            )
     report = run.sandbox.confinement
     lacks = "".join(f"; not enforced: {step} ({why})" for step, why in report.missing.items())
     print(f"programs run confined by tier {report.tier}{lacks}", flush=True)

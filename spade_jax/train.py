@@ -16,14 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-import jax
 from absl import flags
 from ml_collections import config_dict
 
 from spade_jax import config as configs
 from spade_jax import measures, record, scoring, summary
 from spade_jax import run as run_setup
-from spade_jax.checkpoint import Checkpoints
+from spade_jax.checkpoint import Checkpoints, abstract
 from spade_jax.design import designer, fixed_pool, memory, skills
 from spade_jax.envs import validation
 from spade_jax.evals import heldout
@@ -257,7 +256,7 @@ def train(c: config_dict.ConfigDict, workdir: Path) -> int:
             configs.save(c, workdir)
         checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", c.checkpoint.keep))
         host = HostState()
-        found = checkpoints.restore(jax.eval_shape(lambda: state))
+        found = checkpoints.restore(abstract(state))
         if found:
             _, state, host = found
         if host.iteration >= c.iterations:

@@ -18,7 +18,7 @@ from ml_collections import config_dict
 
 from spade_jax import metrics, train, weights
 from spade_jax import run as run_setup
-from spade_jax.checkpoint import Checkpoints
+from spade_jax.checkpoint import Checkpoints, abstract
 from spade_jax.learn.step import LearnerState
 from spade_jax.policy import hub
 from spade_jax.record import read_evaluations
@@ -168,7 +168,7 @@ def test_a_fixed_pool_needs_no_designer(model_folder: Path, tmp_path: Path) -> N
 
 def final_state(c: config_dict.ConfigDict, workdir: Path) -> tuple[list[np.ndarray], HostState]:
     with run_setup.set_up(c) as (_, state), Checkpoints(workdir / "checkpoints", 2) as checkpoints:
-        step, learner, host = checkpoints.restore(jax.eval_shape(lambda: state))
+        step, learner, host = checkpoints.restore(abstract(state))
     assert step == host.iteration
     return [np.asarray(leaf) for leaf in jax.tree.leaves(learner)], host
 

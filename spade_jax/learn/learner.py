@@ -14,6 +14,7 @@ import optax
 from spade_jax.learn import batching, step
 from spade_jax.learn.batching import Row
 from spade_jax.learn.step import Assemble, Hyper, LearnerState
+from spade_jax.policy import sharding
 from spade_jax.policy.model import ModelConfig, Params
 from spade_jax.types import Role, Sample
 
@@ -197,6 +198,7 @@ class Learner:
     def _pack(
         self, rows: Sequence[Row], weights: Sequence[float]
     ) -> tuple[tuple[batching.Rows, ...], np.ndarray, batching.Layout]:
+        """Packed rows, on the devices, with the counts of micro-batches in use and the layout."""
         batch, counts, layout = batching.pack(
             rows,
             weights,
@@ -208,7 +210,7 @@ class Learner:
         if needed != self._capacity:
             self._capacity = needed
             return self._pack(rows, weights)
-        return batch, counts, layout
+        return sharding.place_batch(batch, axis=1), counts, layout
 
 
 def _ratio(part: float, whole: float) -> float | None:

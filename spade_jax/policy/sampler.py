@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spade_jax.policy import decoding, sampling
+from spade_jax.policy import decoding, sampling, sharding
 from spade_jax.policy.decoding import Cache
 from spade_jax.policy.model import ModelConfig, Params
 from spade_jax.policy.sampling import Sampling
@@ -124,7 +124,8 @@ class Sampler:
         self.params, self.c, self.stop_ids = params, c, stop_ids
         self.slots, self.block = slots, block
         self.context = min(context, c.max_positions)
-        self._compact = jax.default_backend() == "cpu" if compact is None else compact
+        alone = jax.sharding.get_mesh().size <= 1  # several devices run one program at a time
+        self._compact = alone and jax.default_backend() == "cpu" if compact is None else compact
         # What is written in one piece must fit behind the longest conversation.
         self.columns = self.context + max(block, WIDTHS[-1])
         check_memory(c, slots, self.columns, dtype)
@@ -426,11 +427,12 @@ def common_prefix(a: list[int], b: list[int]) -> int:
 def check_memory(c: ModelConfig, slots: int, columns: int, dtype: jnp.dtype) -> None:
     """UsageError where a cache of this size is larger than what is free."""
     needed = 2 * c.layers * slots * c.kv_heads * c.head_size * columns * jnp.dtype(dtype).itemsize
+    needed /= sharding.shares(("batch", "kv_head"), (slots, c.kv_heads))
     free = free_bytes()
     if needed > free:
         raise UsageError(
             f"the key/value cache of {slots} slots of {columns} tokens takes "
-            f"{needed / 2**30:.2g} GiB, but {free / 2**30:.2g} GiB are free; lower "
+            f"{needed / 2**30:.2g} GiB of a device, but {free / 2**30:.2g} GiB are free; lower "
             "sampling.slots, play.context or design.max_tokens"
         )
 

@@ -37,8 +37,13 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
 def make_mesh(
     shape: Sequence[int] = (1, 1, 1, 1), devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """A mesh of `AXES` with these sizes; UsageError where there are not as many devices."""
+    """A mesh of `AXES` with these sizes; UsageError where there are not as many devices.
+
+    An axis of size -1 takes what the others leave.
+    """
     devices = jax.devices() if devices is None else devices
+    given = math.prod(size for size in shape if size != -1)
+    shape = [max(1, len(devices) // given) if size == -1 else size for size in shape]
     if math.prod(shape) != len(devices):
         raise UsageError(
             f"the mesh {'x'.join(map(str, shape))} ({', '.join(AXES)}) takes {math.prod(shape)} "
@@ -96,6 +101,29 @@ def batch(arrays: Any, mesh: Mesh, axis: int = 0) -> Any:
     return jax.tree.map(one, arrays)
 
 
+def place_state(tree: Any) -> Any:
+    """A learner's state on all devices of the mesh that is set: whole, what lies on one of them.
+
+    Its parameters, and what an optimizer keeps for each of them, lie there in pieces already.
+    """
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        return tree
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def place(a: jax.Array) -> jax.Array:
+        here = isinstance(a.sharding, NamedSharding) and a.sharding.mesh == mesh
+        return a if here else jax.device_put(a, whole)
+
+    return jax.tree.map(place, tree)
+
+
+def place_batch(arrays: Any, axis: int = 0) -> Any:
+    """Arrays of the host on the devices of the mesh that is set, by `batch`."""
+    mesh = jax.sharding.get_mesh()
+    return arrays if mesh.empty else jax.device_put(arrays, batch(arrays, mesh, axis))
+
+
 # -- inside a program -------------------------------------------------------------------------
 
 
@@ -105,13 +133,19 @@ def ambient() -> AbstractMesh | None:
     return None if mesh.empty or mesh.are_all_axes_manual else mesh
 
 
-def pieces(rows: int) -> int:
-    """Into how many pieces the devices divide a batch of so many sequences."""
+def shares(axes: Sequence[str | None], shape: Sequence[int]) -> int:
+    """Among how many devices an array is divided."""
     mesh = ambient()
     if mesh is None:
         return 1
-    [names] = split(("batch",), (rows,), mesh, "train")
-    return math.prod(mesh.shape[name] for name in names)
+    return math.prod(
+        mesh.shape[name] for names in split(axes, shape, mesh, "train") for name in names
+    )
+
+
+def pieces(rows: int) -> int:
+    """Into how many pieces the devices divide a batch of so many sequences."""
+    return shares(("batch",), (rows,))
 
 
 def constrain(x: jax.Array, axes: Sequence[str | None], mode: str = "sample") -> jax.Array:

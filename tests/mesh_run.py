@@ -1,0 +1,71 @@
+"""Run by test_mesh.py in a process with as many devices as it says.
+
+    python -m tests.mesh_run MODEL WORKDIR MESH UPDATES
+
+Goes on from the newest checkpoint of WORKDIR, makes optimizer steps on fixed samples, saves, and
+prints where the parameters lie and what they are.
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from spade_jax import run as run_setup
+from spade_jax.checkpoint import Checkpoints, abstract
+from spade_jax.policy.conversation import reply_each
+from spade_jax.types import HostState, Message, Role, Sample, TokenRecord
+from tests import small_run
+
+
+def samples(version: int) -> list[Sample]:
+    """Both roles' conversations of random tokens; half of each is the policy's."""
+    rng = np.random.default_rng(version)
+    out = []
+    for n in range(12):
+        prompt, reply = rng.integers(1, 500, 40).tolist(), rng.integers(1, 500, 40).tolist()
+        record = TokenRecord().read(tuple(prompt)).wrote(tuple(reply), (-6.0,) * 40)
+        role = Role.DESIGNER if n % 3 == 0 else Role.AGENT
+        out.append(Sample(role=role, record=record, advantage=1.0 - n % 2 * 2, version=version))
+    return out
+
+
+def main(model: str, workdir: str, mesh: str, updates: str) -> None:
+    fields = {"mesh": tuple(map(int, mesh.split("x"))), "learn__rows": (8,), "sampling__slots": 8}
+    c = small_run.run_config(Path(model), **fields)
+    with run_setup.set_up(c) as (run, state), Checkpoints(Path(workdir), 2) as checkpoints:
+        found = checkpoints.restore(abstract(state))
+        if found:
+            _, state, _ = found
+        places = [leaf.sharding for leaf in jax.tree.leaves(state)]
+        for _ in range(int(updates)):
+            step = int(state.step)
+            state, stats = run.learner.update(state, samples(step), random.Random(step))
+            assert stats["learn/updates"] == 1, stats
+        for leaf, place in zip(jax.tree.leaves(state), places, strict=True):
+            assert leaf.sharding.is_equivalent_to(place, leaf.ndim), (leaf.sharding, place)
+        checkpoints.save(int(state.step), state, HostState(iteration=int(state.step)))
+        whole = max(
+            leaf.addressable_shards[0].data.size / leaf.size
+            for leaf in jax.tree.leaves(state.params)
+            if leaf.ndim > 2
+        )
+        dialogues = run.policy(state).converse()
+        asked = [Message(role="user", content="Bees: what is 3 + 4?")]
+        budget = run_setup.play_rules(c).budget
+        replies = reply_each(
+            dialogues,
+            {dialogues.open(): asked for _ in range(4)},
+            {i: (1, i, 0) for i in range(4)},
+            budget,
+        )
+        params = [np.asarray(leaf).ravel()[:64].tolist() for leaf in jax.tree.leaves(state.params)]
+        said = [reply.text for reply in replies.values()]
+        print(json.dumps({"params": params, "largest_share": whole, "said": said}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
