@@ -255,7 +255,9 @@ def test_what_a_slot_does_not_take(params: Params) -> None:
 def test_a_cache_that_does_not_fit(params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "free_bytes", lambda: 2.0**20)
     # 2 x 2 layers x 20 slots x 2 heads x 8 numbers x (500 + 256) columns x 4 bytes are 3.7 MiB
-    with pytest.raises(UsageError, match=r"20 slots of 756 tokens takes 0.0036 GiB of a device, but 0.00098"):
+    with pytest.raises(
+        UsageError, match=r"20 slots of 756 tokens takes 0.0036 GiB of a device, but 0.00098"
+    ):
         start(params)
     monkeypatch.setattr(sampler, "free_bytes", lambda: 4.0 * 2**20)
     start(params)
