@@ -135,6 +135,10 @@ def get_config() -> config_dict.ConfigDict:
     c.learn.entropy = 0.0  # coefficient of the entropy bonus
     c.learn.logprob_gap = 1e-4  # sampler's log-probabilities serve as old ones under this gap
     c.learn.max_skipped = 5  # non-finite steps in a row that stop the run
+    c.learn.role_norms = False  # True: norm of each role's share of the gradient, packed apart
+    # Decay of the mean of what is trained, which starts as it does; in-loop evaluation plays with
+    # the mean, episodes and `model.path` with the weights themselves; 0: no mean is kept.
+    c.learn.ema_decay = 0.0
 
     c.optimizer = config_dict.ConfigDict()
     c.optimizer.lr = 1e-6

@@ -111,6 +111,7 @@ RANGES: dict[str, Range] = {
     "learn.entropy": NOT_NEGATIVE,
     "learn.logprob_gap": NOT_NEGATIVE,
     "learn.max_skipped": COUNT,
+    "learn.ema_decay": SHARE,
     "optimizer.lr": POSITIVE,
     "optimizer.final_norm_rate": POSITIVE,
     "optimizer.warmup": NOT_NEGATIVE,
@@ -217,6 +218,11 @@ RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
         lambda c: c.sandbox.cpu_seconds >= c.sandbox.step_seconds,
         "sandbox.cpu_seconds is {c.sandbox.cpu_seconds} but must allow one step of "
         "sandbox.step_seconds ({c.sandbox.step_seconds}); raise sandbox.cpu_seconds",
+    ),
+    (
+        lambda c: c.learn.ema_decay < 1,
+        "learn.ema_decay is {c.learn.ema_decay}, with which the mean never moves; lower it, "
+        "0.99 spans the last hundred updates",
     ),
     (
         lambda c: c.optimizer.beta1 < 1 and c.optimizer.beta2 < 1,

@@ -110,7 +110,7 @@ def _on_mesh(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
     with open_corpus(c) as corpus, Sandbox(**c.sandbox) as sandbox:
         check_prompts(c, model, tokenizer, corpus)
         run = Run(c, model, tokenizer, corpus, pool, training, sandbox, sampler, learner, Timer())
-        yield run, sharding.place_state(step.create(trained, tx))
+        yield run, sharding.place_state(step.create(trained, tx, ema=c.learn.ema_decay > 0))
 
 
 def new_learner(
@@ -134,6 +134,8 @@ def hyper(c: config_dict.ConfigDict) -> step.Hyper:
         importance_cap=c.learn.importance_cap,
         kl=c.learn.kl,
         entropy=c.learn.entropy,
+        role_norms=c.learn.role_norms,
+        ema_decay=c.learn.ema_decay,
         compute_dtype=c.model.compute_dtype,
         remat=c.model.remat,
         kernels=kernels.choose(c.model.attention),

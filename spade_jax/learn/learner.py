@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import random
+import time
 from collections.abc import Sequence
 
 import jax
@@ -16,7 +17,7 @@ from spade_jax.learn.batching import Row
 from spade_jax.learn.step import Assemble, Hyper, LearnerState
 from spade_jax.policy import sharding
 from spade_jax.policy.model import ModelConfig, Params
-from spade_jax.types import Role, Sample
+from spade_jax.types import Role, Sample, TokenRecord
 
 Stats = dict[str, float | None]
 
@@ -42,6 +43,8 @@ class Learner:
 
     Where only a part is trained, `frozen` is the rest and `assemble` makes the model of both.
     Arrays keep the largest size met so far, so that soon no iteration compiles anything.
+    `device_s` adds up the seconds that updates waited for the device; what more they took is the
+    host's.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Learner:
         self.config, self.hyper, self.tx, self.settings = config, hyper, tx, settings
         self.reference, self.frozen, self.assemble = reference, frozen, assemble
         self._capacity = [FIRST_CAPACITY] * len(settings.rows)
+        self.device_s = 0.0
 
     def params(self, state: LearnerState) -> Params:
         """The model's parameters."""
@@ -82,7 +86,8 @@ class Learner:
         rows = [self._row(sample) for sample in samples]
         rows, stats = self._with_old_logps(state, rows, samples)
         totals: collections.Counter[str] = collections.Counter()
-        updates = tokens = 0
+        tokens: collections.Counter[Role] = collections.Counter()
+        updates = 0
         for _ in range(self.settings.passes):
             order = list(range(len(rows)))
             rng.shuffle(order)
@@ -92,21 +97,26 @@ class Learner:
                 totals.update(metrics)
                 updates += 1
                 skipped_in_row = skipped_in_row + 1 if metrics["skipped"] else 0
-                tokens += used
+                tokens.update(used)
         means = {name: value / updates for name, value in totals.items()}
+        applied = int(state.step) - before
         stats |= {
             "learn/loss": means["loss"],
             "learn/grad_norm": means["grad_norm"],
             "learn/clip_share": means["clip_share"],
             "learn/approx_kl": means["approx_kl"],
-            "learn/updates": int(state.step) - before,
+            "learn/updates": applied,
+            "learn/empty_updates": updates - applied - int(totals["skipped"]),
             "learn/skipped_in_row": skipped_in_row,
-            "learn/tokens": tokens,
+            "learn/tokens": tokens.total(),
+            **{f"learn/tokens/{role}": tokens[role] for role in Role},
             "agent/entropy": _ratio(means["entropy_agent"], means["agent_share"]),
             "designer/entropy": _ratio(means["entropy_designer"], means["designer_share"]),
         }
         if self.reference is not None:
             stats["learn/kl"] = means["kl_reference"]
+        if self.hyper.role_norms:
+            stats |= {f"learn/grad_norm/{role}": means[f"grad_norm_{role}"] for role in Role}
         return state, stats
 
     def _row(self, sample: Sample) -> Row:
@@ -123,38 +133,32 @@ class Learner:
         """Old log-probabilities: scored for samples of earlier weights, and for all when the
         sampler's differ from the learner's by more than `max_gap` on a probe of fresh ones."""
         now = int(state.step)
-        for sample in samples:
-            lag = now - sample.version
+        lags = [now - sample.version for sample in samples]
+        for sample, lag in zip(samples, lags, strict=True):
             if not 0 <= lag <= self.settings.max_lag[sample.role]:
                 raise ValueError(
                     f"a sample of the {sample.role} is {lag} updates old, at most "
                     f"{self.settings.max_lag[sample.role]} are allowed; lower learn.designer_delay"
                 )
-        stale = [i for i, s in enumerate(samples) if s.version != now]
-        fresh = [i for i, s in enumerate(samples) if s.version == now]
+        stale = [i for i, lag in enumerate(lags) if lag]
+        fresh = [i for i, lag in enumerate(lags) if not lag]
         probe = fresh[: 2 * self.settings.rows[0]]
         params = self.params(state)
         old = self._score(params, rows, stale + probe)
-        gaps = [
-            abs(a - b)
-            for i in probe
-            for a, b, own in zip(old[i], rows[i].record.logp, rows[i].record.action, strict=True)
-            if own
-        ]
-        if gaps and max(gaps) > self.settings.max_gap:
+        stats = agreement([(rows[i].record, old[i]) for i in probe])
+        gap = stats["learn/logprob_gap_max"]
+        if gap is not None and not gap <= self.settings.max_gap:  # NaN is no agreement
             old |= self._score(params, rows, fresh[len(probe) :])
         else:
             old = {i: old[i] for i in stale}
-        stats: Stats = {
-            "learn/logprob_gap_mean": sum(gaps) / len(gaps) if gaps else None,
-            "learn/logprob_gap_max": max(gaps, default=None),
-        }
         everyone = range(len(rows))
         references = self._score(self.reference, rows, everyone) if self.reference else {}
         scored = [
             dataclasses.replace(row, logp_old=old.get(i), logp_reference=references.get(i))
             for i, row in enumerate(rows)
         ]
+        stats["learn/effective_sample_size"] = effective_share(scored, self.hyper.importance_cap)
+        stats["learn/lag_max"] = max(lags)
         return scored, stats
 
     def _score(
@@ -165,15 +169,20 @@ class Learner:
             return {}
         picked = [rows[i] for i in chosen]
         batch, counts, layout = self._pack(picked, [0.0] * len(picked))
-        logps = step.score(params, batch, counts, c=self.config, h=self.hyper)
+        began = time.perf_counter()
+        logps = jax.device_get(step.score(params, batch, counts, c=self.config, h=self.hyper))
+        self.device_s += time.perf_counter() - began
         lengths = [len(row.record.ids) for row in picked]
-        values = batching.unpack(jax.device_get(logps), layout, lengths)
+        values = batching.unpack(logps, layout, lengths)
         return dict(zip(chosen, values, strict=True))
 
     def _step(
         self, state: LearnerState, rows: Sequence[Row]
-    ) -> tuple[LearnerState, dict[str, float], int]:
-        """One optimizer step; rows that cannot move anything only count in the denominators."""
+    ) -> tuple[LearnerState, dict[str, float], dict[Role, int]]:
+        """One optimizer step; rows that cannot move anything only count in the denominators.
+
+        Returns the state, statistics and the number of tokens of each role.
+        """
         weights = batching.token_weights(rows, self.settings.aggregation)
         inert = self.hyper.kl == 0 and self.hyper.entropy == 0
         pairs = [
@@ -181,19 +190,29 @@ class Learner:
             for row, weight in zip(rows, weights, strict=True)
             if weight and not (inert and row.advantage == 0)
         ]
-        batch, counts, _ = self._pack([r for r, _ in pairs], [w for _, w in pairs])
+        shares = [[pair for pair in pairs if pair[0].role is role] for role in Role]
+        packed = [
+            self._pack([r for r, _ in share], [w for _, w in share])[:2]
+            for share in (shares if self.hyper.role_norms else [pairs])
+        ]
+        began = time.perf_counter()
         state, metrics = step.train_step(
             state,
-            batch,
-            counts,
+            tuple(rows for batch, _ in packed for rows in batch),
+            np.concatenate([counts for _, counts in packed]),
             c=self.config,
             h=self.hyper,
             tx=self.tx,
             frozen=self.frozen,
             assemble=self.assemble,
         )
-        tokens = sum(row.trained for row, _ in pairs)
-        return state, {k: float(v) for k, v in jax.device_get(metrics).items()}, tokens
+        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        self.device_s += time.perf_counter() - began
+        used = {
+            role: sum(row.trained for row, _ in share)
+            for role, share in zip(Role, shares, strict=True)
+        }
+        return state, values, used
 
     def _pack(
         self, rows: Sequence[Row], weights: Sequence[float]
@@ -211,6 +230,37 @@ class Learner:
             self._capacity = needed
             return self._pack(rows, weights)
         return sharding.place_batch(batch, axis=1), counts, layout
+
+
+def agreement(scored: Sequence[tuple[TokenRecord, Sequence[float]]]) -> Stats:
+    """How far the learner's log-probabilities are from those the sampler stored, own tokens only.
+
+    The k3 estimate of KL(sampler || learner) is exp(d) - d - 1 with d = learner's - sampler's
+    (Schulman, "Approximating KL divergence", 2020). All are None where there is no token.
+    """
+    names = ("learn/logprob_gap_mean", "learn/logprob_gap_max", "learn/sampler_kl")
+    if not scored:
+        return dict.fromkeys(names)
+    d = np.concatenate([_own(record, ours) - _own(record, record.logp) for record, ours in scored])
+    gap = np.abs(d)
+    values = (gap.mean(), gap.max(), np.mean(np.expm1(d) - d))
+    return {name: float(value) for name, value in zip(names, values, strict=True)}
+
+
+def effective_share(rows: Sequence[Row], cap: float) -> float:
+    """(sum w)^2 / (n sum w^2) over the n own tokens: 1 where all importance weights are alike.
+
+    w = min(old / behaviour, cap), as in the loss (Kish's effective sample size); cap 0: no cap.
+    """
+    pairs = [(r.record, r.logp_old or r.record.logp) for r in rows]
+    log_w = np.concatenate([_own(r, old) - _own(r, r.behaviour) for r, old in pairs])
+    w = np.minimum(np.exp(log_w), cap or np.inf)
+    return float(w.sum() ** 2 / (len(w) * np.square(w).sum()))
+
+
+def _own(record: TokenRecord, values: Sequence[float]) -> np.ndarray:
+    """The values at the policy's own tokens but the first, which has no prediction."""
+    return np.asarray(values[1:])[np.asarray(record.action[1:], bool)]
 
 
 def _ratio(part: float, whole: float) -> float | None:

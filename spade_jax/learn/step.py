@@ -20,16 +20,25 @@ from spade_jax.learn.batching import Rows
 from spade_jax.policy import model, sharding
 from spade_jax.policy.kernels import Kernels
 from spade_jax.policy.model import ModelConfig, Params
+from spade_jax.types import Role
 
 Assemble = Callable[[Params, Params | None], Params]  # (trained, frozen) -> the model's parameters
 
 
 class LearnerState(flax.struct.PyTreeNode):
-    """Float32 parameters that are trained, optimizer state and the number of updates made."""
+    """Float32 parameters that are trained, optimizer state and the number of updates made.
+
+    `ema` is the exponential mean of the parameters over the updates, where one is kept.
+    """
 
     params: Params
     opt_state: optax.OptState
     step: jax.Array  # int32 scalar
+    ema: Params | None = None
+
+    def averaged(self) -> LearnerState:
+        """The state with the mean, where one is kept, in place of the parameters."""
+        return self if self.ema is None else self.replace(params=self.ema)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +51,8 @@ class Hyper:
     importance_cap: float = 2.0  # 0: no importance weight
     kl: float = 0.0
     entropy: float = 0.0
+    role_norms: bool = False  # the batch is the buckets of one role and then the other's
+    ema_decay: float = 0.0  # of the mean of the parameters, where the state has one
     compute_dtype: str = "float32"
     remat: str = "none"
     kernels: Kernels | None = None  # None: the platform's
@@ -81,9 +92,24 @@ def whole(trained: Params, frozen: Params | None) -> Params:
     return trained
 
 
-def create(params: Params, tx: optax.GradientTransformation) -> LearnerState:
-    """The state before the first update."""
-    return LearnerState(params=params, opt_state=tx.init(params), step=jnp.zeros((), jnp.int32))
+def create(
+    params: Params, tx: optax.GradientTransformation, *, ema: bool = False
+) -> LearnerState:
+    """The state before the first update; with `ema` a mean is kept, which starts as the parameters.
+
+    Raises ValueError for parameters that are not float32: small updates would be lost in others.
+    """
+    for path, leaf in jax.tree.leaves_with_path(params):
+        if leaf.dtype != jnp.float32:
+            raise ValueError(
+                f"{jax.tree_util.keystr(path)} is {leaf.dtype}; load what is trained as float32"
+            )
+    return LearnerState(
+        params=params,
+        opt_state=tx.init(params),
+        step=jnp.zeros((), jnp.int32),
+        ema=jax.tree.map(jnp.copy, params) if ema else None,
+    )
 
 
 def take(rows: Rows, i: jax.Array) -> Rows:
@@ -188,6 +214,33 @@ def gradients(
     return loss, stats, grads
 
 
+def by_role(
+    trained: Params,
+    batch: tuple[Rows, ...],
+    counts: jax.Array,
+    c: ModelConfig,
+    h: Hyper,
+    frozen: Params | None = None,
+    assemble: Assemble = whole,
+) -> tuple[jax.Array, dict[str, jax.Array], Params]:
+    """`gradients`, with the norm of each role's share of the gradient among the statistics.
+
+    The first half of the buckets holds the rows of the first `Role` and the second the other's.
+    No row is gone through twice: what this takes is memory for one more gradient.
+    """
+    half = len(batch) // 2
+    parts = [
+        gradients(trained, batch[own], counts[own], c, h, frozen, assemble)
+        for own in (slice(half), slice(half, None))
+    ]
+    loss, stats, grads = jax.tree.map(jnp.add, *parts)
+    norms = {
+        f"grad_norm_{role}": optax.tree.norm(share)
+        for role, (_, _, share) in zip(Role, parts, strict=True)
+    }
+    return loss, stats | norms, grads
+
+
 @functools.partial(
     jax.jit, static_argnames=("c", "h", "tx", "assemble"), donate_argnames=("state",)
 )
@@ -207,18 +260,20 @@ def train_step(
     `state` holds what is trained, `frozen` what is not, `assemble` makes the model of both.
 
     A batch that trains nothing, and one whose loss or gradient is not finite, leaves the state as
-    it was; the latter sets `skipped` to 1.
+    it was; the latter sets `skipped` to 1. Otherwise ema <- d ema + (1 - d) new parameters.
     """
-    loss, stats, grads = gradients(state.params, batch, counts, c, h, frozen, assemble)
+    if h.role_norms:
+        loss, stats, grads = by_role(state.params, batch, counts, c, h, frozen, assemble)
+    else:
+        loss, stats, grads = gradients(state.params, batch, counts, c, h, frozen, assemble)
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     anything = norm > 0
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    new = LearnerState(
-        params=optax.apply_updates(state.params, updates),
-        opt_state=opt_state,
-        step=state.step + 1,
-    )
+    params, ema = optax.apply_updates(state.params, updates), state.ema
+    if ema is not None:
+        ema = optax.incremental_update(params, ema, 1.0 - h.ema_decay)
+    new = LearnerState(params=params, opt_state=opt_state, step=state.step + 1, ema=ema)
     state = jax.tree.map(lambda a, b: jnp.where(finite & anything, a, b), new, state)
     skipped = (~finite).astype(jnp.int32)
     return state, stats | {"loss": loss, "grad_norm": norm, "skipped": skipped}
