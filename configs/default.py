@@ -150,6 +150,26 @@ def get_config() -> config_dict.ConfigDict:
     c.optimizer.weight_decay = 0.1
     c.optimizer.clip_norm = 1.0
 
+    # Bounds of the alarms in spade_jax/health.py, where 0 turns one off; they change no update.
+    c.health = config_dict.ConfigDict()
+    c.health.valid_share = 0.2  # of the designs: alarm below it
+    c.health.duplicate_share = 0.5  # of the designs: alarm from it up
+    c.health.zero_variance_share = 0.9  # of the environments, whose plays returned the same
+    c.health.success_low = 0.02  # of the plain plays: alarm below it
+    c.health.success_high = 0.98
+    c.health.regret_ratio = -3.0  # mean regret over its standard error: alarm below it
+    c.health.hint_leak_share = 0.2  # of the hinted plays
+    c.health.failed_share = 0.1  # of the plays, whose environment broke
+    c.health.entropy = 0.01  # nats a token, of either role: alarm below it
+    c.health.truncated_share = 0.5  # of plays, and of designs, cut off by a budget
+    c.health.clip_share = 0.3  # of the trained tokens
+    c.health.logprob_gap = 2.0  # nats, the largest between sampler and learner
+    c.health.sampler_kl = 0.05  # nats a token, from sampler to learner
+    c.health.effective_sample_size = 0.5  # of the tokens: alarm below it
+    c.health.skipped_in_row = 1  # updates left out for not being finite
+    c.health.stop_valid_share = 0.0  # a lower share of valid designs, ...
+    c.health.stop_after = 3  # ... at so many regenerations in a row, stops the run; 0.0: never
+
     c.checkpoint = config_dict.ConfigDict()
     c.checkpoint.every = 10  # iterations
     c.checkpoint.keep = 2  # newest checkpoints kept

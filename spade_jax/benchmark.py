@@ -7,6 +7,7 @@ Times are medians, taken when two epochs have compiled what they need. Nothing i
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import os
@@ -24,8 +25,8 @@ from absl import flags
 from ml_collections import config_dict
 
 import spade_jax
+from spade_jax import health, measures, record, train
 from spade_jax import run as run_setup
-from spade_jax import train
 from spade_jax.checkpoint import Checkpoints
 from spade_jax.design.fixed_pool import bundled_pool
 from spade_jax.envs import validation
@@ -57,11 +58,12 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """One measured iteration: seconds by stage, what it made, and what the sampler did."""
+    """One measured iteration: seconds by stage, what it made, what sampler and learner did."""
 
     seconds: dict[str, float]
     made: Made
     work: Work
+    learning_s: float  # of the device in updates
 
 
 def process_start() -> float:
@@ -109,12 +111,13 @@ def measure(c: config_dict.ConfigDict, epochs: int, began: float) -> list[Figure
 
 def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerState, HostState, Pass]:
     """One iteration of training with its times."""
-    run.sampler.work = Work()
+    run.sampler.work, learning = Work(), run.learner.device_s
     with run.timer.stage("iteration"):
         state, host, made = train.iterate(run, state, host)
         jax.block_until_ready(state)
     seconds = {k.removeprefix("time/").removesuffix("_s"): v for k, v in run.timer.take().items()}
-    return state, host, Pass(seconds, made, run.sampler.work)
+    learning = run.learner.device_s - learning
+    return state, host, Pass(seconds, made, run.sampler.work, learning)
 
 
 def measure_loop(
@@ -145,6 +148,7 @@ def measure_loop(
     return [
         *stage_figures(passes, every),
         *play_figures(playing, decoding, prefill),
+        *host_figures(run, state, host, passes, folder),
         Figure("programs compiled in these iterations", compiled, ""),
         Figure("a checkpoint, committed", checkpoint_seconds(state, host, folder), "s"),
         Figure("learning", c.learn.passes * learned, "tokens/s", training_rate(run, state)),
@@ -199,6 +203,48 @@ def play_figures(passes: Sequence[Pass], decoding: float, prefill: float) -> lis
             decoding,
         ),
         Figure("sampling over all of play", median(sampled), "tokens/s"),
+    ]
+
+
+def host_figures(
+    run: Run, state: LearnerState, host: HostState, passes: Sequence[Pass], folder: Path
+) -> list[Figure]:
+    """What the host itself works in an iteration that opens an epoch, and its share of that.
+
+    Sampling, environments and updates are not in it. A checkpoint counts until training may go on.
+    """
+    c = run.config
+    passes = passes[:: c.design.regenerate_every]
+    made = passes[-1].made
+
+    def measure_and_watch() -> None:
+        measured = measures.of_iteration(made, host, run.training)
+        health.watch(c, host.iteration, measured, host)
+
+    with record.open_journal(folder / "journal", 0, c.log.episodes) as journal:
+        recording = median_seconds(lambda: journal.write(host.iteration, made, host, ()))
+    times = []
+    with Checkpoints(folder / "dispatched", keep=1) as checkpoints:
+        for number in range(REPEATS + 1):
+            began = time.perf_counter()
+            checkpoints.save(number, state, host)
+            times.append(time.perf_counter() - began)
+            checkpoints.wait()
+    seconds = {
+        "scores, advantages and memory": statistics.median(p.seconds["score"] for p in passes),
+        "batches": statistics.median(p.seconds["learn"] - p.learning_s for p in passes),
+        "measures and alarms": median_seconds(measure_and_watch),
+        "records": recording,
+        "a checkpoint's dispatch": statistics.median(times[1:]),
+    }
+    total = sum(seconds.values())
+    whole = statistics.median(p.seconds["iteration"] for p in passes)
+    episodes = collections.Counter(e.arm for e in made.episodes)
+    played = ", ".join(f"{count} {arm}" for arm, count in episodes.items())
+    return [
+        *(Figure(f"host: {name}", value, "s") for name, value in seconds.items()),
+        Figure(f"host in all ({played} episodes)", total, "s"),
+        Figure("host, share of the iteration", 100 * total / whole, "%"),
     ]
 
 

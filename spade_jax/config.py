@@ -20,13 +20,8 @@ from spade_jax.design.skills import KINDS
 from spade_jax.types import UsageError
 
 FILE = "config.json"  # in a workdir
-FREE = (
-    "iterations",
-    "mesh",
-    "checkpoint.",
-    "evaluation.",
-    "log.",
-)  # may change on resume
+# What may change when a run is resumed.
+FREE = ("iterations", "mesh", "health.", "checkpoint.", "evaluation.", "log.")
 
 
 class ConfigError(UsageError):

@@ -93,6 +93,7 @@ def of_play(episodes: Sequence[Episode], pool: Sequence[PoolEntry]) -> Measured:
             "play/hint_leak_share": _mean([e.hint_leaks for e in hinted]),
             "designer/regret_mean": pooled.mean,
             "designer/regret_stderr": pooled.stderr,
+            "designer/regret_ratio": _ratio(pooled.mean, pooled.stderr),
             "designer/regret_pairs": pooled.pairs,
         }
     return measured
@@ -158,5 +159,5 @@ def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None

@@ -1,16 +1,56 @@
-"""What a run leaves behind beside its metrics: designs with verdicts, transcripts, evaluations."""
+"""What a run leaves beside its metrics: designs, transcripts, memory, alarms, evaluations."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from spade_jax import jsonl
+from spade_jax.design import memory
 from spade_jax.evals.heldout import Item, won
-from spade_jax.types import Design, Episode, Verdict, dataclass
+from spade_jax.health import Raised
+from spade_jax.measures import Made
+from spade_jax.types import Design, Episode, HostState, Verdict, dataclass
+
+
+@dataclass
+class Journal:
+    """The files that grow with a run's iterations."""
+
+    workdir: Path
+    episodes: int  # transcripts kept of an iteration
+    environments: Environments
+    archive: memory.Archive
+    alarms: jsonl.JsonLines
+
+    def write(self, iteration: int, made: Made, host: HostState, raised: Iterable[Raised]) -> None:
+        """Write down an iteration; `host` is the state after it."""
+        self.environments.write(made.designs, made.verdicts)
+        write_episodes(self.workdir, iteration, made.episodes, self.episodes)
+        played = {entry.environment.id for entry in host.pool}
+        self.archive.append(iteration, (m for m in host.memory if m.environment_id in played))
+        self.alarms.append({**msgspec.to_builtins(each), "message": str(each)} for each in raised)
+
+
+@contextlib.contextmanager
+def open_journal(workdir: Path, iteration: int, episodes: int) -> Iterator[Journal]:
+    """The journal of a run; resumed at `iteration`, what is of it and later ones is cut."""
+    with (
+        contextlib.closing(Environments(workdir, iteration)) as environments,
+        memory.Archive(workdir / "memory.jsonl", iteration) as archive,
+        jsonl.JsonLines(workdir / "alarms.jsonl", "iteration", iteration) as alarms,
+    ):
+        yield Journal(
+            workdir=workdir,
+            episodes=episodes,
+            environments=environments,
+            archive=archive,
+            alarms=alarms,
+        )
 
 
 class Environments:

@@ -20,10 +20,10 @@ from absl import flags
 from ml_collections import config_dict
 
 from spade_jax import config as configs
-from spade_jax import measures, record, scoring, summary
+from spade_jax import health, measures, record, scoring, summary
 from spade_jax import run as run_setup
 from spade_jax.checkpoint import Checkpoints, abstract
-from spade_jax.design import designer, fixed_pool, memory, skills
+from spade_jax.design import designer, fixed_pool, skills
 from spade_jax.envs import validation
 from spade_jax.evals import heldout
 from spade_jax.learn.step import LearnerState
@@ -31,7 +31,7 @@ from spade_jax.measures import Made
 from spade_jax.metrics import MetricsWriter, Progress, Value
 from spade_jax.play.episodes import Job, play, play_seed
 from spade_jax.policy.conversation import Policy
-from spade_jax.program import run_program
+from spade_jax.program import run_program, warn
 from spade_jax.run import Run
 from spade_jax.types import (
     Arm,
@@ -68,13 +68,15 @@ def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerStat
         host = open_epoch(host, designs, verdicts, policy.version)
     with stage("play"):
         episodes = play_pool(run, policy, host)
-    with stage("learn"):
+    with stage("score"):
         host = scoring.score(c, host, episodes)
         agent, host = scoring.compare_agent(c, host, episodes, policy.version)
         design, host, rewards = scoring.compare_designer(c, host, earlier, len(agent))
+    with stage("learn"):
         rng = random.Random(f"{c.seed}/minibatches/{host.iteration}")
         state, learned = run.learner.update(state, [*agent, *design], rng, host.skipped_in_row)
-    host = scoring.remember(c, host, learned["learn/skipped_in_row"])
+    with stage("score"):
+        host = scoring.remember(c, host, learned["learn/skipped_in_row"])
     made = Made(
         designs=designs,
         verdicts=verdicts,
@@ -224,12 +226,12 @@ class Interruption:
 
 
 def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Mapping[str, Value]:
-    """Play the held-out set with these weights and write down each outcome."""
+    """Play the held-out set with these weights, or their mean, and write down each outcome."""
     c = run.config
     items = run_setup.held_out(run)
     with run.timer.stage("evaluate"):
         episodes = heldout.play_held_out(
-            run.policy(state),
+            run.policy(state.averaged()),
             run.sandbox,
             items,
             run_setup.play_rules(c),
@@ -272,40 +274,46 @@ def loop(
     run: Run, state: LearnerState, host: HostState, checkpoints: Checkpoints, workdir: Path
 ) -> int:
     """Iterate to the end or until interrupted, saving, recording and evaluating."""
-    c, first = run.config, host.iteration
+    c, first, stage, stop = run.config, host.iteration, run.timer.stage, None
     with (
         Interruption() as interruption,
         MetricsWriter(workdir, step=first, tensorboard=c.log.tensorboard) as writer,
-        contextlib.closing(record.Environments(workdir, first)) as environments,
-        memory.Archive(workdir / "memory.jsonl", first) as archive,
+        record.open_journal(workdir, first, c.log.episodes) as journal,
         Progress(c.iterations, start=first) as progress,
     ):
         if first == 0:
             evaluate(run, state, workdir, 0)
-        while host.iteration < c.iterations and interruption.signal is None:
+        while host.iteration < c.iterations and interruption.signal is None and not stop:
             iteration = host.iteration
-            with run.timer.stage("iteration"):
+            with stage("iteration"):
                 state, host, made = iterate(run, state, host)
-            measured = measures.of_iteration(made, host, run.training)
-            check_health(c, host, workdir)
-            environments.write(made.designs, made.verdicts)
-            record.write_episodes(workdir, iteration, made.episodes, c.log.episodes)
-            played = {entry.environment.id for entry in host.pool}
-            archive.append(iteration, (m for m in host.memory if m.environment_id in played))
+            with stage("measure"):
+                measured = measures.of_iteration(made, host, run.training)
+                host, raised = health.watch(c, iteration, measured, host)
+                stop = health.reason_to_stop(c, measured, host)
+            with stage("record"):
+                journal.write(iteration, made, host, raised)
             last = host.iteration == c.iterations
             if last or (c.evaluation.every and host.iteration % c.evaluation.every == 0):
                 measured |= evaluate(run, state, workdir, host.iteration)
             seconds = run.timer.take()
             measured |= seconds | {
                 "compiles": run_setup.compiles(),
+                "health/alarms": len(host.alarms),
                 "sample/tokens_per_s": made.tokens_sampled / seconds["time/iteration_s"],
             }
             writer.write(iteration, measured)
             progress.update(iteration, measured)
+            for alarm in raised:
+                warn(str(alarm))
             if host.iteration % c.checkpoint.every == 0:
-                with run.timer.stage("checkpoint"):
+                with stage("checkpoint"):
                     checkpoints.save(host.iteration, state, host)
         checkpoints.save(host.iteration, state, host)
+    if stop and host.iteration < c.iterations:
+        checkpoints.wait()
+        warn(f"stopped and saved at iteration {host.iteration} of {c.iterations}: {stop}")
+        return 1
     if interruption.signal is not None and host.iteration < c.iterations:
         print(
             f"saved iteration {host.iteration} of {c.iterations}; give the same command with "
@@ -314,15 +322,6 @@ def loop(
         return 128 + interruption.signal
     print(summary.write(workdir))
     return 0
-
-
-def check_health(c: config_dict.ConfigDict, host: HostState, workdir: Path) -> None:
-    """Stop a run whose updates keep coming out as no numbers; the last checkpoint is sound."""
-    if host.skipped_in_row >= c.learn.max_skipped:
-        raise FloatingPointError(
-            f"{host.skipped_in_row} updates in a row were not finite; lower --config.optimizer.lr "
-            f"and go on from the last checkpoint in {workdir}"
-        )
 
 
 def main() -> int:

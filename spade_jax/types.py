@@ -418,3 +418,5 @@ class HostState:
     baselines: dict[str, float] = dataclasses.field(default_factory=dict)
     fingerprints: tuple[str, ...] = ()
     skipped_in_row: int = 0  # updates without a finite gradient up to now, in a row
+    few_valid_in_row: int = 0  # regenerations under health.stop_valid_share up to now, in a row
+    alarms: tuple[str, ...] = ()  # names of those that are raised

@@ -81,7 +81,9 @@ class Learner:
         """
         samples = [sample for sample in samples if any(sample.record.action[1:])]
         if not samples:
-            return state, {"learn/updates": 0, "learn/skipped_in_row": skipped_in_row}
+            empty = self.settings.passes * self.settings.minibatches
+            counts = {"learn/updates": 0, "learn/empty_updates": empty}
+            return state, counts | {"learn/skipped_in_row": skipped_in_row}
         before = int(state.step)
         rows = [self._row(sample) for sample in samples]
         rows, stats = self._with_old_logps(state, rows, samples)

@@ -92,9 +92,7 @@ def whole(trained: Params, frozen: Params | None) -> Params:
     return trained
 
 
-def create(
-    params: Params, tx: optax.GradientTransformation, *, ema: bool = False
-) -> LearnerState:
+def create(params: Params, tx: optax.GradientTransformation, *, ema: bool = False) -> LearnerState:
     """The state before the first update; with `ema` a mean is kept, which starts as the parameters.
 
     Raises ValueError for parameters that are not float32: small updates would be lost in others.
