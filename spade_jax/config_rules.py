@@ -34,6 +34,8 @@ class Range:
         return math.isfinite(value) and after_low and value <= self.high
 
     def __str__(self) -> str:
+        if math.isinf(self.low):
+            return f"at most {self.high:g}"
         low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
         return low if math.isinf(self.high) else f"{low} and at most {self.high:g}"
 

@@ -158,6 +158,8 @@ def test_every_text_is_a_path_or_a_choice(default: config_dict.ConfigDict) -> No
         ("play.hint_plays", 0, "'blend', which needs hinted plays"),
         ("sandbox.cpu_seconds", 1.0, r"sandbox.step_seconds \(2.0\)"),
         ("optimizer.beta2", 1.0, "must be below 1"),
+        ("learn.ema_decay", 1.0, "learn.ema_decay is 1.0, with which the mean never moves"),
+        ("health.regret_ratio", 1.0, "health.regret_ratio is 1.0 but must be at most 0"),
     ],
 )
 def test_values_out_of_bounds(
@@ -276,7 +278,13 @@ def test_saved_config_is_found_again(default: config_dict.ConfigDict, tmp_path: 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("iterations", 7), ("checkpoint.every", 3), ("evaluation.every", 0), ("log.episodes", -1)],
+    [
+        ("iterations", 7),
+        ("health.stop_after", 9),
+        ("checkpoint.every", 3),
+        ("evaluation.every", 0),
+        ("log.episodes", -1),
+    ],
 )
 def test_what_may_change_on_resume(
     default: config_dict.ConfigDict, tmp_path: Path, field: str, value: int

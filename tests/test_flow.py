@@ -115,7 +115,8 @@ def test_two_iterations_by_hand(model_folder: Path, monkeypatch: pytest.MonkeyPa
 def test_files_of_a_run(finished_run: Path) -> None:
     names = {path.name for path in finished_run.iterdir()}
     assert names == {
-        *("config.json", "metrics.jsonl", "memory.jsonl", "summary.txt", "plot.png"),
+        *("config.json", "metrics.jsonl", "memory.jsonl", "alarms.jsonl"),
+        *("summary.txt", "plot.png"),
         *("checkpoints", "environments", "episodes", "evaluation", "tensorboard"),
     }
     index = read_lines(finished_run / "environments" / "index.jsonl")
@@ -204,7 +205,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
     assert f"going on in {parts} at iteration 2" in capsys.readouterr().out
 
     assert timeless(parts) == timeless(through)
-    for name in ("memory.jsonl", "summary.txt", "environments/index.jsonl"):
+    for name in ("memory.jsonl", "alarms.jsonl", "summary.txt", "environments/index.jsonl"):
         assert (parts / name).read_bytes() == (through / name).read_bytes(), name
     (ours, our_host), (theirs, their_host) = final_state(c, parts), final_state(c, through)
     assert our_host == their_host and our_host.iteration == 4
@@ -276,6 +277,7 @@ def test_killed_it_loses_no_more_than_since_the_last_commit(
 def test_adapters_are_trained_alone_and_go_on(model_folder: Path, tmp_path: Path) -> None:
     fields = {"design__fixed_pool": 6, "model__lora__rank": 2, "play__max_turns": 1}
     fields |= {"learn__entropy": 0.1, "learn__kl": 0.1}  # which move it whatever it wins
+    fields |= {"learn__ema_decay": 0.5, "learn__role_norms": True}
     c = small_run.run_config(model_folder, **fields, iterations=2)
     through, parts = tmp_path / "through", tmp_path / "parts"
     assert train.train(c, through) == 0

@@ -103,6 +103,7 @@ def test_regret_is_pooled_over_environments() -> None:
     m = measures.of_play([episode(0.0), *hinted], pool)
     assert m["designer/regret_mean"] == 0.75 and m["designer/regret_pairs"] == 4
     assert m["designer/regret_stderr"] == pytest.approx(0.25)
+    assert m["designer/regret_ratio"] == pytest.approx(3.0)
     assert m["agent/return_hinted_mean"] == 0.75 and m["agent/return_mean"] == 0.0
     assert m["play/hint_leak_share"] == 1 / 2
 

@@ -110,6 +110,7 @@ class Learner:
             "learn/updates": applied,
             "learn/empty_updates": updates - applied - int(totals["skipped"]),
             "learn/skipped_in_row": skipped_in_row,
+            "learn/fill_share": means["fill_share"],
             "learn/tokens": tokens.total(),
             **{f"learn/tokens/{role}": tokens[role] for role in Role},
             "agent/entropy": _ratio(means["entropy_agent"], means["agent_share"]),
@@ -197,11 +198,13 @@ class Learner:
             self._pack([r for r, _ in share], [w for _, w in share])[:2]
             for share in (shares if self.hyper.role_norms else [pairs])
         ]
+        batch = tuple(rows for part, _ in packed for rows in part)
+        counts = np.concatenate([used for _, used in packed])
         began = time.perf_counter()
         state, metrics = step.train_step(
             state,
-            tuple(rows for batch, _ in packed for rows in batch),
-            np.concatenate([counts for _, counts in packed]),
+            batch,
+            counts,
             c=self.config,
             h=self.hyper,
             tx=self.tx,
@@ -210,6 +213,8 @@ class Learner:
         )
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         self.device_s += time.perf_counter() - began
+        places = sum(int(n) * p.tokens[0].size for n, p in zip(counts, batch, strict=True))
+        values["fill_share"] = sum(len(row.record.ids) for row, _ in pairs) / max(places, 1)
         used = {
             role: sum(row.trained for row, _ in share)
             for role, share in zip(Role, shares, strict=True)

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spade_jax import metrics
 from spade_jax.learn import batching, step
 from spade_jax.learn.batching import Row
-from spade_jax.learn.learner import Learner, Settings
+from spade_jax.learn.learner import Learner, Settings, agreement, effective_share
 from spade_jax.learn.step import Hyper, LearnerState
 from spade_jax.policy.model import Params
 from spade_jax.types import Role, Sample, TokenRecord
@@ -200,7 +201,7 @@ def test_nothing_moves_without_advantage(params: Params) -> None:
     state, stats = new_learner().update(new_state(params), given, random.Random(0))
     assert difference(state, new_state(params)) == 0
     assert int(state.step) == stats["learn/updates"] == stats["learn/tokens"] == 0
-    assert stats["learn/skipped_in_row"] == 0
+    assert (stats["learn/empty_updates"], stats["learn/skipped_in_row"]) == (1, 0)
 
 
 @pytest.mark.parametrize(("passes", "minibatches"), [(1, 1), (2, 1), (1, 2), (2, 2)])
@@ -230,7 +231,7 @@ def test_samples_without_a_trained_token_are_left_out(params: Params) -> None:
     assert stats["learn/loss"] == pytest.approx(-1.0, rel=1e-5)
     assert int(state.step) == 1
     state, stats = new_learner().update(state, [empty, unread], random.Random(0), skipped_in_row=2)
-    assert stats == {"learn/updates": 0, "learn/skipped_in_row": 2}
+    assert stats == {"learn/updates": 0, "learn/empty_updates": 1, "learn/skipped_in_row": 2}
     assert int(state.step) == 1
 
 
@@ -239,6 +240,7 @@ def test_skipped_updates_in_a_row(params: Params) -> None:
     broken = [dataclasses.replace(s, advantage=np.nan) for s in samples(params, [1.0])]
     state, stats = learner.update(new_state(params), broken, random.Random(0), skipped_in_row=1)
     assert (stats["learn/updates"], stats["learn/skipped_in_row"]) == (0, 4)
+    assert stats["learn/empty_updates"] == 0
     assert difference(state, new_state(params)) == 0
     state, stats = learner.update(state, samples(params, [1.0]), random.Random(0), 4)
     assert (stats["learn/updates"], stats["learn/skipped_in_row"]) == (3, 0)
@@ -256,6 +258,60 @@ def test_the_reference_holds_back(params: Params) -> None:
     assert first["learn/updates"] == 1
     assert first["learn/tokens"] == 8
     assert 0 < stats["learn/kl"] < first["learn/kl"]
+
+
+def test_agreement_by_hand() -> None:
+    """Gaps of log 2 and 0; d = -log 2 and 0: exp(d) - d - 1 = 1/2 + log 2 - 1 and 0."""
+    record = TokenRecord().read((1, 2)).wrote((3, 4), (np.log(0.5), np.log(0.3)))
+    stats = agreement([(record, (0.0, 9.0, np.log(0.25), np.log(0.3)))])
+    assert stats["learn/logprob_gap_max"] == pytest.approx(np.log(2))
+    assert stats["learn/logprob_gap_mean"] == pytest.approx(np.log(2) / 2)
+    assert stats["learn/sampler_kl"] == pytest.approx((np.log(2) - 0.5) / 2)
+    assert set(agreement([]).values()) == {None}
+
+
+def test_effective_sample_size_by_hand() -> None:
+    """Weights 1, 1, 1/2 and, capped at 2, 2: (9/2)^2 / (4 (1 + 1 + 1/4 + 4))."""
+
+    def row(*weights: float, **fields: object) -> Row:
+        logp = tuple(np.log(weights).tolist())
+        record = TokenRecord().read((1,)).wrote((2,) * len(weights), logp, (0.0,) * len(weights))
+        return Row(record, Role.AGENT, 1.0, 1.0, **fields)
+
+    rows = [row(1.0, 1.0), row(0.5, 8.0)]
+    assert effective_share(rows, 2.0) == pytest.approx(4.5**2 / (4 * 6.25))
+    assert effective_share(rows, 0.0) == pytest.approx(10.5**2 / (4 * 66.25))
+    assert effective_share(rows[:1], 2.0) == 1
+    # Scored anew, what was sampled with behaviour log 1 is half as likely: alike all the same.
+    assert effective_share([row(1.0, 8.0, logp_old=(0.0, *np.log([0.5, 0.5])))], 2.0) == 1
+
+
+def test_what_an_update_says_of_its_samples(params: Params) -> None:
+    given = samples(params, [1.0, -1.0], [Role.AGENT, Role.DESIGNER], own=[2, 8], version=5)
+    given[1] = dataclasses.replace(given[1], version=3)
+    _, stats = new_learner().update(new_state(params, at=5), given, random.Random(0))
+    assert (stats["learn/tokens/agent"], stats["learn/tokens/designer"]) == (2, 8)
+    assert (stats["learn/tokens"], stats["learn/lag_max"]) == (10, 2)
+    # 5 and 11 tokens lie in one row of 16, and the micro-batch has four.
+    assert stats["learn/fill_share"] == 1 / 4
+    assert stats["learn/effective_sample_size"] == pytest.approx(1, abs=1e-5)
+    assert 0 <= stats["learn/sampler_kl"] < 1e-9
+    for name in stats:
+        assert metrics.describe(name).meaning
+
+
+def test_norms_by_role_change_no_update(params: Params) -> None:
+    given = samples(params, [1.0, -1.0, 0.5], [Role.AGENT, Role.DESIGNER, Role.AGENT])
+    split = Learner(SMALL, dataclasses.replace(HYPER, role_norms=True), TX, SETTINGS, None)
+    state, stats = split.update(new_state(params), given, random.Random(0))
+    plain, expected = new_learner().update(new_state(params), given, random.Random(0))
+    assert difference(state, plain) < 1e-6
+    assert stats["learn/grad_norm"] == pytest.approx(expected["learn/grad_norm"], rel=1e-5)
+    agent, designer = (stats[f"learn/grad_norm/{role}"] for role in (Role.AGENT, Role.DESIGNER))
+    assert abs(agent - designer) < stats["learn/grad_norm"] < agent + designer
+    _, stats = split.update(new_state(params), given[::2], random.Random(0))
+    assert stats["learn/grad_norm/designer"] == 0
+    assert stats["learn/grad_norm/agent"] == pytest.approx(stats["learn/grad_norm"], rel=1e-6)
 
 
 def with_final_norm(trained: Params, frozen: Params) -> Params:

@@ -158,6 +158,83 @@ def test_a_part_is_trained_alone(params: Params) -> None:
     jax.tree.map(lambda a: a.block_until_ready(), frozen)  # lent to the step, not given away
 
 
+def of_role(batch: tuple[Rows, ...], role: Role) -> tuple[Rows, ...]:
+    """The batch with the other role's tokens masked."""
+    [p] = batch
+    own = p.designer == (role is Role.DESIGNER)
+    return (p._replace(weight=np.where(own, p.weight, 0.0).astype(np.float32)),)
+
+
+def test_the_roles_shares_add_up_to_the_gradient(params: Params) -> None:
+    """With terms of KL and entropy, which belong to the role whose token it is."""
+    made = rows()
+    batch, counts = pack(made)
+    whole = gradients(params, batch, counts, POLICY)
+    shares = [gradients(params, of_role(batch, role), counts, POLICY) for role in Role]
+    total = jax.tree.map(jnp.add, *shares)
+    assert float(total[0]) == pytest.approx(float(whole[0]), rel=1e-6)
+    assert relative(whole[2], total[2]) < 1e-6
+
+    weights = batching.token_weights(made, "token_mean")
+    packed = []
+    for role in Role:
+        own = [(r, w) for r, w in zip(made, weights, strict=True) if r.role is role]
+        packed.append(
+            batching.pack(*zip(*own, strict=True), buckets=(BUCKET,), micro_rows=(2,))[:2]
+        )
+    apart = (*packed[0][0], *packed[1][0]), np.concatenate([counts for _, counts in packed])
+    by_role = dataclasses.replace(POLICY, role_norms=True)
+    state, metrics = train(params, *apart, by_role)
+    for role, (_, _, share) in zip(Role, shares, strict=True):
+        norm = float(optax.tree.norm(share))
+        assert metrics[f"grad_norm_{role}"] == pytest.approx(norm, rel=1e-5)
+    together, expected = train(params, batch, counts)
+    for name, value in expected.items():
+        assert metrics[name] == pytest.approx(value, rel=1e-5), name
+    assert relative(together.params, state.params) < 1e-6
+
+
+def test_the_mean_of_the_weights_by_hand(params: Params) -> None:
+    """ema <- 0.75 ema + 0.25 new after each real step, and only then."""
+    h = dataclasses.replace(POLICY, ema_decay=0.75)
+    batch, counts = pack(rows())
+    state = step.create(jax.tree.map(jnp.copy, params), TX, ema=True)
+    expected = params
+    for _ in range(2):
+        state, _ = step.train_step(state, batch, counts, c=SMALL, h=h, tx=TX)
+        expected = jax.tree.map(lambda e, p: 0.75 * e + 0.25 * p, expected, state.params)
+    assert relative(expected, state.ema) < 1e-6 < relative(state.params, state.ema)
+    assert state.averaged().params is state.ema and int(state.averaged().step) == 2
+
+    before = jax.tree.map(np.asarray, state)
+    nothing = change(batch, batch[0].weight > 0, weight=0.0)
+    broken = change(batch, batch[0].weight > 0, advantage=np.nan)
+    for idle in (nothing, broken):
+        state, _ = step.train_step(state, idle, counts, c=SMALL, h=h, tx=TX)
+        jax.tree.map(np.testing.assert_array_equal, state, before)
+
+    alone, _ = train(params, batch, counts)
+    assert alone.ema is None and alone.averaged() is alone
+    first = step.create(jax.tree.map(jnp.copy, params), TX, ema=True)
+    first, _ = step.train_step(first, batch, counts, c=SMALL, h=h, tx=TX)
+    assert relative(alone.params, first.params) < 1e-6, "the mean changes no update"
+
+
+def test_float32_wherever_it_counts(params: Params) -> None:
+    """Losses, statistics, gradients and moments, also where activations are bfloat16."""
+    batch, counts = pack(rows())
+    out = gradients(params, batch, counts, dataclasses.replace(POLICY, compute_dtype="bfloat16"))
+    assert {leaf.dtype for leaf in jax.tree.leaves(out)} == {jnp.dtype("float32")}
+    state = new_state(params)
+    kinds = {leaf.dtype for leaf in jax.tree.leaves((state.params, state.opt_state)) if leaf.ndim}
+    assert kinds == {jnp.dtype("float32")}
+    half = {**params, "embed": params["embed"].astype(jnp.bfloat16)}
+    with pytest.raises(
+        ValueError, match=r"\['embed'\] is bfloat16; load what is trained as float32"
+    ):
+        step.create(half, TX)
+
+
 def test_nothing_to_train_changes_nothing(params: Params) -> None:
     [p], counts = pack(rows())
     state, metrics = train(params, (p._replace(weight=np.zeros_like(p.weight)),), counts)

@@ -1,0 +1,75 @@
+"""The set-up of a run: what the learner is given, and what is said at the start."""
+
+from types import SimpleNamespace
+
+import jax
+import pytest
+from ml_collections import config_dict
+
+from spade_jax import run as run_setup
+from spade_jax.learn import step
+from spade_jax.policy import model, sharding
+from spade_jax.policy.model import Params
+from tests import small_run
+from tests.policy.small import SMALL, random_params
+
+TX = step.optimizer(1e-4, beta1=0.9, beta2=0.98, weight_decay=0.1, clip_norm=1.0)
+
+
+def on_a_mesh() -> Params:
+    declared = model.declare(SMALL)
+    places = sharding.parameters(declared, sharding.make_mesh(devices=jax.devices()[:1]), "train")
+    return jax.device_put(random_params(SMALL), places)
+
+
+def configured(**fields: object) -> config_dict.ConfigDict:
+    return small_run.configured("tiny", {k.replace("__", "."): v for k, v in fields.items()})
+
+
+def test_the_reference_lies_where_what_is_trained_does() -> None:
+    """It is a copy, because an update takes the parameters' memory."""
+    params = on_a_mesh()
+    learner, trained = run_setup.new_learner(configured(learn__kl=0.1), SMALL, params, TX)
+    assert trained is params
+    for own, kept in zip(*map(jax.tree.leaves, (params, learner.reference)), strict=True):
+        assert kept.sharding.is_equivalent_to(own.sharding, own.ndim)
+        assert isinstance(kept.sharding, jax.sharding.NamedSharding)
+        assert kept.unsafe_buffer_pointer() != own.unsafe_buffer_pointer()
+    assert run_setup.new_learner(configured(), SMALL, params, TX)[0].reference is None
+
+
+def test_the_reference_of_adapters_is_what_they_adapt() -> None:
+    params = on_a_mesh()
+    c = configured(learn__kl=0.1, model__lora__rank=2)
+    learner, trained = run_setup.new_learner(c, SMALL, params, TX)
+    assert learner.reference is learner.frozen is params
+    assert set(trained) == {"layers"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {},
+            "sequence_mean of -min(old/behaviour, 2) min(r A, clip(r, 0.8, 1.28) A), 1 passes in "
+            "1 minibatches, AdamW at 0.00015",
+        ),
+        (
+            {
+                "learn__aggregation": "token_mean",
+                "learn__importance_cap": 0.0,
+                "learn__kl": 0.005,
+                "learn__passes": 2,
+            },
+            "token_mean of -min(r A, clip(r, 0.8, 1.28) A) + 0.005 k3(reference), 2 passes in 1 "
+            "minibatches, AdamW at 0.00015",
+        ),
+    ],
+)
+def test_the_loss_is_said_at_the_start(
+    fields: dict[str, object], expected: str, capsys: pytest.CaptureFixture
+) -> None:
+    sandbox = SimpleNamespace(confinement=SimpleNamespace(tier="full", missing={}))
+    run_setup.describe(SimpleNamespace(config=configured(**fields), model=SMALL, sandbox=sandbox))
+    [line] = [x for x in capsys.readouterr().out.splitlines() if x.startswith("loss: ")]
+    assert line == f"loss: {expected}"
