@@ -70,6 +70,8 @@ def test_the_loss_is_said_at_the_start(
     fields: dict[str, object], expected: str, capsys: pytest.CaptureFixture
 ) -> None:
     sandbox = SimpleNamespace(confinement=SimpleNamespace(tier="full", missing={}))
-    run_setup.describe(SimpleNamespace(config=configured(**fields), model=SMALL, sandbox=sandbox))
+    run = SimpleNamespace(config=configured(**fields), model=SMALL, sandbox=sandbox)
+    with jax.set_mesh(sharding.make_mesh(devices=jax.devices()[:1])):
+        run_setup.describe(run)
     [line] = [x for x in capsys.readouterr().out.splitlines() if x.startswith("loss: ")]
     assert line == f"loss: {expected}"
