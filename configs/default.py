@@ -86,6 +86,7 @@ def get_config() -> config_dict.ConfigDict:
     c.play = config_dict.ConfigDict()
     c.play.plays = 8  # plain episodes of an environment per iteration, all trained
     c.play.hint_plays = 16  # hinted episodes at regeneration, never trained
+    c.play.paired_plays = False  # True: plain partners for all of them, for regret alone
     c.play.max_turns = 25
     c.play.reply_tokens = 8192  # of one turn
     c.play.context = 32768  # tokens of a whole episode
@@ -102,15 +103,22 @@ def get_config() -> config_dict.ConfigDict:
     c.reward = config_dict.ConfigDict()
     c.reward.episode_return = "final"  # final | sum | discounted
     c.reward.discount = 0.99  # used by discounted
-    c.reward.designer = "blend"  # blend | regret | solve_rate | learning_potential
+    c.reward.designer = "blend"  # blend | regret | solve_rate | learning_potential | micro_lp
     c.reward.w_regret = 0.4
     c.reward.w_plateau = 0.6
     c.reward.regret_scale = 0.15  # regret that earns the full term
     c.reward.plateau_low = 0.4  # win rates in [low, high] earn the full term ...
     c.reward.plateau_high = 0.6
     c.reward.plateau_ramp = 0.25  # ... falling to 0 over this distance
+    c.reward.w_micro = 0.0  # of the blend: what the window's fitted line gains ...
+    c.reward.micro_scale = 0.1  # ... in units of this
+    c.reward.w_frontier = 0.0  # of the blend, taken off: (win rate - 0.5)^2 ...
+    c.reward.frontier_scale = 0.08  # ... in units of this
+    c.reward.w_variance = 0.0  # of any designer reward: a bonus where returns have variance 0.25
     c.reward.penalty = -0.5  # of a rejected design
+    c.reward.penalty_by_reason = "{}"  # JSON of exceptions: '{"leak": -1.0}'
     c.reward.hang_penalty = -0.5  # of one that hung in play
+    c.reward.leak_penalty = 0.0  # of one all of whose hints hold the answer, else its share
     c.reward.penalties = "outside"  # outside the centring by skill | centred: raw rewards in it
     c.reward.max_role_scale = 50.0  # cap on the weight of one designer sample
     c.reward.gamma_fast = 0.98  # decay of the trackers of learning potential
@@ -119,6 +127,7 @@ def get_config() -> config_dict.ConfigDict:
     c.advantage = config_dict.ConfigDict()
     c.advantage.agent = "grpo"  # grpo | centred | ema_baseline
     c.advantage.ema_decay = 0.5  # used by ema_baseline
+    c.advantage.designer = "skill"  # designs compared by skill | prompt
 
     c.learn = config_dict.ConfigDict()
     c.learn.train_designer = True  # False: the designer is frozen

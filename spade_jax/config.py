@@ -17,6 +17,7 @@ from ml_collections import config_dict
 
 from spade_jax.config_rules import CHOICES, RANGES, RULES
 from spade_jax.design.skills import KINDS
+from spade_jax.learn import rewards
 from spade_jax.types import UsageError
 
 FILE = "config.json"  # in a workdir
@@ -134,6 +135,7 @@ def check(config: config_dict.ConfigDict) -> None:
         if not numbers or any(number not in allowed for number in numbers):
             raise ConfigError(f"{field} is {value} but must be {allowed}; set --config.{field}")
     _check_skills(config.skills)
+    _check_penalties(config.reward.penalty_by_reason)
     n_skills, n_plays = len(config.skills), config.design.num_envs * config.play.plays
     for holds, sentence in RULES:
         if not holds(config):
@@ -169,6 +171,13 @@ def _check_skills(skills: tuple[str, ...]) -> None:
             )
         if skills.count(skill) > 1:
             raise ConfigError(f"skills lists {skill!r} twice; remove one")
+
+
+def _check_penalties(by_reason: str) -> None:
+    try:
+        rewards.read_penalties(by_reason)
+    except UsageError as error:
+        raise ConfigError(str(error)) from None
 
 
 def check_field(config: config_dict.ConfigDict, field: str) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from ml_collections import config_dict
 
 from spade_jax.design import prompts
-from spade_jax.learn.advantages import AGENT_ADVANTAGES, PENALTIES
+from spade_jax.learn.advantages import AGENT_ADVANTAGES, DESIGNER_GROUPS, PENALTIES
 from spade_jax.learn.batching import AGGREGATIONS
-from spade_jax.learn.regret import DESIGNER_REWARDS
 from spade_jax.learn.returns import RETURNS
+from spade_jax.learn.rewards import DESIGNER_REWARDS
 from spade_jax.policy.templates import THINK
 
 
@@ -95,8 +95,14 @@ RANGES: dict[str, Range] = {
     "reward.plateau_low": Range(-1, 1),
     "reward.plateau_high": Range(-1, 1),
     "reward.plateau_ramp": POSITIVE,
+    "reward.w_micro": NOT_NEGATIVE,
+    "reward.micro_scale": POSITIVE,
+    "reward.w_frontier": NOT_NEGATIVE,
+    "reward.frontier_scale": POSITIVE,
+    "reward.w_variance": NOT_NEGATIVE,
     "reward.penalty": Range(-10, 0),
     "reward.hang_penalty": Range(-10, 0),
+    "reward.leak_penalty": Range(-10, 0),
     "reward.max_role_scale": POSITIVE,
     "reward.gamma_fast": PART,
     "reward.gamma_slow": PART,
@@ -158,6 +164,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "reward.designer": tuple(DESIGNER_REWARDS),
     "reward.penalties": PENALTIES,
     "advantage.agent": tuple(AGENT_ADVANTAGES),
+    "advantage.designer": tuple(DESIGNER_GROUPS),
     "learn.aggregation": AGGREGATIONS,
 }
 
@@ -231,7 +238,32 @@ RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
     (
         lambda c: c.play.hint_plays > 0 or c.reward.designer not in ("blend", "regret"),
         "play.hint_plays is 0 but reward.designer is {c.reward.designer!r}, which needs hinted "
-        "plays; raise play.hint_plays or choose solve_rate or learning_potential",
+        "plays; raise play.hint_plays or choose solve_rate, learning_potential or micro_lp",
+    ),
+    (
+        lambda c: not c.reward.leak_penalty or c.play.hint_plays > 0,
+        "reward.leak_penalty is {c.reward.leak_penalty} but play.hint_plays is 0, so that no hint "
+        "is ever shown; raise play.hint_plays or set reward.leak_penalty to 0",
+    ),
+    (
+        lambda c: not c.play.paired_plays or c.play.hint_plays > c.play.plays,
+        "play.paired_plays is True but the {c.play.hint_plays} hinted plays (play.hint_plays) all "
+        "have partners among play.plays = {c.play.plays}; set it to False",
+    ),
+    (
+        lambda c: c.reward.designer == "blend" or not (c.reward.w_micro or c.reward.w_frontier),
+        "reward.w_micro and reward.w_frontier are {c.reward.w_micro} and {c.reward.w_frontier} but "
+        "only the blend has these terms, and reward.designer is {c.reward.designer!r}; set both "
+        "to 0 or choose blend",
+    ),
+    (
+        lambda c: (
+            (c.reward.designer != "micro_lp" and not c.reward.w_micro)
+            or min(c.learn.designer_delay + 1, c.design.regenerate_every) > 1
+        ),
+        "reward.designer = micro_lp and reward.w_micro compare the iterations of a window, which "
+        "is one with learn.designer_delay = {c.learn.designer_delay} and design.regenerate_every = "
+        "{c.design.regenerate_every}; raise these",
     ),
     (
         lambda c: c.sandbox.cpu_seconds >= c.sandbox.step_seconds,

@@ -38,6 +38,7 @@ class Made:
     episodes: Sequence[Episode]
     samples: Sequence[Sample]
     rewards: Mapping[str, float]  # raw designer reward of the valid designs trained on, by id
+    scored: Mapping[str, Value]  # of the designer's comparison and of the trackers
     learned: Mapping[str, Value]
     tokens_sampled: int
 
@@ -59,6 +60,7 @@ def of_iteration(made: Made, host: HostState, training: Container[str]) -> Measu
         **of_samples(made.samples),
         **made.learned,
         **({"designer/reward_mean": _mean(rewards)} if rewards else {}),
+        **made.scored,
         **of_trackers(host),
         **seconds,
     }

@@ -8,12 +8,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ml_collections import config_dict
 
 from spade_jax.design import memory
-from spade_jax.learn import advantages, regret, trackers
+from spade_jax.learn import advantages, regret, rewards, trackers
 from spade_jax.learn.advantages import ScoredDesign
 from spade_jax.types import (
     Arm,
@@ -23,6 +23,7 @@ from spade_jax.types import (
     MemoryRecord,
     PendingDesign,
     PoolEntry,
+    Reason,
     Role,
     Sample,
     Tracker,
@@ -35,7 +36,7 @@ def score(c: config_dict.ConfigDict, host: HostState, episodes: Sequence[Episode
     pool, returns = [], collections.defaultdict(list)
     for entry in host.pool:
         plain, hinted = (arms.get((entry.environment.id, arm), []) for arm in Arm)
-        known = tuple(e.episode_return for e in plain if e.episode_return is not None)
+        known = tuple(e.episode_return for e in trained(c, plain) if e.episode_return is not None)
         returns[entry.environment.skill] += known
         hung = any(e.failure and e.failure.kind is FailureKind.TIMEOUT for e in (*plain, *hinted))
         pool.append(
@@ -44,6 +45,7 @@ def score(c: config_dict.ConfigDict, host: HostState, episodes: Sequence[Episode
                 plain=(*entry.plain, known),
                 regret=regret.paired_regret(plain, hinted) if hinted else entry.regret,
                 hung=entry.hung or hung,
+                leak_share=_leak_share(hinted) if hinted else entry.leak_share,
             )
         )
     updated = dict(host.trackers)
@@ -66,14 +68,36 @@ def by_environment(episodes: Sequence[Episode]) -> dict[tuple[str, Arm], list[Ep
     return groups
 
 
+def trained(c: config_dict.ConfigDict, plain: Sequence[Episode]) -> list[Episode]:
+    """An environment's plain plays without those made only to pair with hinted ones.
+
+    The latter count for regret alone, so that `play.paired_plays` changes nothing else: windows,
+    trackers and baselines keep the same number of plays from each iteration.
+    """
+    return [episode for episode in plain if episode.play < c.play.plays]
+
+
+def _leak_share(hinted: Sequence[Episode]) -> float:
+    return sum(episode.hint_leaks for episode in hinted) / len(hinted)
+
+
 def compare_agent(
     c: config_dict.ConfigDict, host: HostState, episodes: Sequence[Episode], version: int
 ) -> tuple[list[Sample], HostState]:
-    """The agent's samples: plain plays, each against the others of its environment."""
+    """The agent's samples: plain plays, each against the others of its environment.
+
+    ValueError where a group does not hold each of the environment's `play.plays` once.
+    """
     samples, returns = [], {}
-    for (environment_id, arm), group in by_environment(episodes).items():
+    for (environment_id, arm), played in by_environment(episodes).items():
         if arm is not Arm.PLAIN:
             continue
+        group = trained(c, played)
+        if sorted(e.play for e in group) != list(range(c.play.plays)):
+            raise ValueError(
+                f"{environment_id} has plain plays {[e.play for e in group]}; a group to compare "
+                f"holds each of {c.play.plays} once"
+            )
         returns[environment_id] = [e.episode_return for e in group]
         values = advantages.agent_advantages(
             c.advantage.agent, returns[environment_id], host.baselines.get(environment_id)
@@ -89,60 +113,89 @@ def compare_agent(
 
 
 def compare_designer(
-    c: config_dict.ConfigDict, host: HostState, earlier: Sequence[PoolEntry], n_agent: int
-) -> tuple[list[Sample], HostState, dict[str, float]]:
-    """The designer's samples whose delay is over, each against the others of its skill.
+    c: config_dict.ConfigDict, host: HostState, earlier: HostState, n_agent: int
+) -> tuple[list[Sample], HostState, dict[str, float], dict[str, float]]:
+    """The designer's samples whose delay is over, each against the others of its skill or prompt.
 
-    `earlier` is the pool as the iteration found it: when a new one has been opened, the window of
-    the old one's designs is complete. At the last iteration all that wait are due.
+    `earlier` is the state as the iteration found it: when a new pool has been opened, the window of
+    the old one's designs is complete. At the last iteration all that wait are due. A design whose
+    raw reward is negative, which only the blend's optional terms make possible, leaves the update.
+    Returned with the samples and the state: raw rewards by id, and metrics.
     """
     last = host.iteration + 1 >= c.iterations
     wait = host.iteration - c.learn.designer_delay
     due = tuple(p for p in host.pending if last or p.iteration <= wait)
     host = dataclasses.replace(host, pending=host.pending[len(due) :])
     if not c.learn.train_designer:
-        return [], host, {}
-    entries = {e.environment.id: e for e in (*earlier, *host.pool)}
-    scored = [score_design(c, host, p, entries.get(p.environment_id)) for p in due]
+        return [], host, {}, {}
+    entries = {e.environment.id: e for e in (*earlier.pool, *host.pool)}
+    known = host.trackers if c.learn.designer_delay else earlier.trackers
+    scored = [score_design(c, known, p, entries.get(p.environment_id)) for p in due]
     scale = advantages.role_scale(
         n_agent, len(due), c.design.regenerate_every, c.reward.max_role_scale
     )
-    values = advantages.designer_advantages(scored, scale, c.reward.penalties)
+    negative = [s.raw is not None and s.raw < 0 for s in scored]
+    compared = [
+        dataclasses.replace(s, raw=None) if masked else s
+        for s, masked in zip(scored, negative, strict=True)
+    ]
+    values = advantages.designer_advantages(
+        compared, scale, c.reward.penalties, c.advantage.designer
+    )
     samples = [
         Sample(role=Role.DESIGNER, record=p.record, advantage=value, version=p.version)
         for p, value in zip(due, values, strict=True)
         if value is not None
     ]
-    rewards = {
-        p.environment_id: s.raw for p, s in zip(due, scored, strict=True) if s.raw is not None
+    raw = {p.environment_id: s.raw for p, s in zip(due, compared, strict=True) if s.raw is not None}
+    measured = {
+        "designer/masked": sum(negative),
+        "designer/unknown": sum(s.raw is None and s.penalty is None for s in scored),
+        "designer/role_scale": scale,
     }
-    return samples, host, rewards
+    return samples, host, raw, measured if due else {}
 
 
 def score_design(
-    c: config_dict.ConfigDict, host: HostState, pending: PendingDesign, entry: PoolEntry | None
+    c: config_dict.ConfigDict,
+    known: Mapping[str, Tracker],
+    pending: PendingDesign,
+    entry: PoolEntry | None,
 ) -> ScoredDesign:
-    """The raw reward of a design, or the penalty of one that was rejected or hung."""
-    if entry is None:
-        return ScoredDesign(skill=pending.skill, penalty=c.reward.penalty)
+    """The raw reward of a design, or the penalty of one that was rejected or hung.
+
+    `known` are the skills' trackers, with this iteration's returns where training is delayed. What
+    leaking hints cost stands alone where they left no valid pair to reward.
+    """
+    design = ScoredDesign(skill=pending.skill, prompt=pending.prompt)
+    if pending.reason is not Reason.ACCEPTED:
+        by_reason = rewards.read_penalties(c.reward.penalty_by_reason)
+        penalty = by_reason.get(pending.reason, c.reward.penalty)
+        return dataclasses.replace(design, penalty=penalty)
+    if entry is None:  # accepted, but never played
+        return design
     if entry.hung:
-        return ScoredDesign(skill=pending.skill, penalty=c.reward.hang_penalty)
-    window = [value for plays in entry.plain for value in plays]
-    outcome = regret.Outcome(
-        win=math.fsum(window) / len(window) if window else None,
+        return dataclasses.replace(design, penalty=c.reward.hang_penalty)
+    outcome = rewards.Outcome(
+        window_SG=entry.plain,
         regret=entry.regret.mean,
-        mu_slow=host.trackers.get(pending.skill, Tracker()).slow,
+        mu_slow=known.get(pending.skill, Tracker()).slow,
     )
-    terms = regret.DesignerTerms(
-        w_regret=c.reward.w_regret,
-        w_plateau=c.reward.w_plateau,
-        regret_scale=c.reward.regret_scale,
-        plateau_low=c.reward.plateau_low,
-        plateau_high=c.reward.plateau_high,
-        plateau_ramp=c.reward.plateau_ramp,
-    )
-    raw = regret.designer_reward(c.reward.designer, outcome, terms)
-    return ScoredDesign(skill=pending.skill, raw=raw)
+    raw = rewards.designer_reward(c.reward.designer, outcome, rewards.terms(c.reward))
+    leak = c.reward.leak_penalty * entry.leak_share
+    if raw is None and leak:
+        return dataclasses.replace(design, penalty=leak)
+    return dataclasses.replace(design, raw=raw, leak=leak)
+
+
+def potentials(c: config_dict.ConfigDict, host: HostState) -> dict[str, float | None]:
+    """Metrics of what the trackers say is being learned in each skill."""
+    return {
+        f"tracker/{skill}/potential": trackers.learning_potential(
+            tracker, c.reward.gamma_fast, c.reward.gamma_slow
+        )
+        for skill, tracker in host.trackers.items()
+    }
 
 
 def remember(c: config_dict.ConfigDict, host: HostState, skipped_in_row: int) -> HostState:

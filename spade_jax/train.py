@@ -56,7 +56,7 @@ FLAGS = flags.FLAGS
 def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerState, HostState, Made]:
     """One iteration of the method on both states."""
     c, policy, stage = run.config, run.policy(state), run.timer.stage
-    earlier, designs, verdicts = host.pool, [], []
+    earlier, designs, verdicts = host, [], []
     if host.iteration % c.design.regenerate_every == 0 and run.fixed_pool:
         host = open_fixed_epoch(run, host)
     elif host.iteration % c.design.regenerate_every == 0:
@@ -71,7 +71,7 @@ def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerStat
     with stage("score"):
         host = scoring.score(c, host, episodes)
         agent, host = scoring.compare_agent(c, host, episodes, policy.version)
-        design, host, rewards = scoring.compare_designer(c, host, earlier, len(agent))
+        design, host, rewards, measured = scoring.compare_designer(c, host, earlier, len(agent))
     with stage("learn"):
         rng = random.Random(f"{c.seed}/minibatches/{host.iteration}")
         state, learned = run.learner.update(state, [*agent, *design], rng, host.skipped_in_row)
@@ -83,6 +83,7 @@ def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerStat
         episodes=episodes,
         samples=[*agent, *design],
         rewards=rewards,
+        scored=measured | scoring.potentials(c, host),
         learned=learned,
         tokens_sampled=policy.tokens_sampled,
     )
@@ -180,10 +181,14 @@ def open_fixed_epoch(run: Run, host: HostState) -> HostState:
 
 
 def play_pool(run: Run, policy: Policy, host: HostState) -> list[Episode]:
-    """Plain plays of the pool and, in the iteration that made it, hinted ones on the same seeds."""
+    """Plain plays of the pool and, in the iteration that made it, hinted ones on the same seeds.
+
+    With `play.paired_plays` each of the latter has its plain partner, trained on or not.
+    """
     c = run.config
-    fresh = host.iteration % c.design.regenerate_every == 0
-    counts = {Arm.PLAIN: c.play.plays, Arm.HINTED: c.play.hint_plays if fresh else 0}
+    hinted = c.play.hint_plays if host.iteration % c.design.regenerate_every == 0 else 0
+    plain = max(c.play.plays, hinted) if c.play.paired_plays else c.play.plays
+    counts = {Arm.PLAIN: plain, Arm.HINTED: hinted}
     jobs = [
         Job(e, arm, k, play_seed(c.seed, e.id, host.iteration, k))
         for arm, count in counts.items()

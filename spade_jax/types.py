@@ -376,18 +376,23 @@ class PoolEntry:
     """An environment of the current epoch with what its plays returned.
 
     `plain` holds, for each iteration it was played in, the returns of that iteration's plays;
-    `regret` is measured once, at its regeneration step.
+    `regret` and the share of hinted episodes whose hint held the answer are measured once, at its
+    regeneration step.
     """
 
     environment: Environment
     plain: tuple[tuple[float, ...], ...] = ()
     regret: Regret = Regret(mean=None, stderr=None, pairs=0)
     hung: bool = False
+    leak_share: float = 0.0
 
 
 @dataclass
 class PendingDesign:
-    """A designer sample waiting for its environment's plays to be known."""
+    """A designer sample waiting for its environment's plays to be known.
+
+    Designs of one `prompt` answered the same text.
+    """
 
     environment_id: str
     skill: str
@@ -395,6 +400,7 @@ class PendingDesign:
     version: int
     reason: Reason
     record: TokenRecord
+    prompt: str = ""
 
 
 @dataclass

@@ -121,6 +121,7 @@ def test_every_number_has_a_range(default: config_dict.ConfigDict) -> None:
 def test_every_text_is_a_path_or_a_choice(default: config_dict.ConfigDict) -> None:
     texts = {f for f, value in configs.flatten(default).items() if isinstance(value, str)}
     free = {"model.path", "model.template_options", "model.lora.targets", "corpus.path"}
+    free |= {"reward.penalty_by_reason"}
     assert texts - free == set(config_rules.CHOICES)
 
 
@@ -156,6 +157,10 @@ def test_every_text_is_a_path_or_a_choice(default: config_dict.ConfigDict) -> No
         ("reward.plateau_low", 0.7, r"must not exceed reward.plateau_high \(0.6\)"),
         ("reward.gamma_slow", 0.98, r"must exceed reward.gamma_slow \(0.98\)"),
         ("play.hint_plays", 0, "'blend', which needs hinted plays"),
+        ("reward.penalty_by_reason", '{"leek": -1}', "names 'leek', for which nothing is rejected"),
+        ("reward.w_micro", -0.1, "reward.w_micro is -0.1 but must be at least 0"),
+        ("reward.leak_penalty", 0.1, "must be at least -10 and at most 0"),
+        ("advantage.designer", "skills", r"\(near: skill\); choose one of skill, prompt"),
         ("sandbox.cpu_seconds", 1.0, r"sandbox.step_seconds \(2.0\)"),
         ("optimizer.beta2", 1.0, "must be below 1"),
         ("learn.ema_decay", 1.0, "learn.ema_decay is 1.0, with which the mean never moves"),
@@ -168,6 +173,56 @@ def test_values_out_of_bounds(
     with pytest.raises(configs.ConfigError, match=message) as raised:
         configs.check(with_field(default, field, value))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"play.paired_plays": True, "play.hint_plays": 8}, "have partners among play.plays = 8"),
+        ({"reward.w_micro": 0.1, "reward.designer": "regret"}, "only the blend has these terms"),
+        ({"reward.w_frontier": 0.1, "reward.designer": "micro_lp"}, "only the blend has these"),
+        (
+            {"reward.designer": "micro_lp", "learn.designer_delay": 0},
+            "compare the iterations of a window, which is one with learn.designer_delay = 0",
+        ),
+        (
+            {"reward.w_micro": 0.1, "design.regenerate_every": 1, "learn.designer_delay": 1},
+            "is one with learn.designer_delay = 1 and design.regenerate_every = 1; raise these",
+        ),
+        (
+            {
+                **{"reward.leak_penalty": -0.5, "play.hint_plays": 0},
+                **{"reward.designer": "solve_rate"},
+            },
+            "reward.leak_penalty is -0.5 but play.hint_plays is 0, so that no hint is ever shown",
+        ),
+    ],
+)
+def test_fields_that_do_not_go_together(
+    default: config_dict.ConfigDict, fields: dict[str, object], message: str
+) -> None:
+    for field, value in fields.items():
+        default = with_field(default, field, value)
+    with pytest.raises(configs.ConfigError, match=message) as raised:
+        configs.check(default)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"play.paired_plays": True},
+        {"reward.w_micro": 0.1, "reward.w_frontier": 0.1},
+        {"reward.designer": "micro_lp", "learn.designer_delay": 1, "design.regenerate_every": 2},
+        {"reward.designer": "regret", "reward.w_variance": 1.0, "reward.leak_penalty": -0.5},
+    ],
+)
+def test_fields_that_go_together(
+    default: config_dict.ConfigDict, fields: dict[str, object]
+) -> None:
+    for field, value in fields.items():
+        default = with_field(default, field, value)
+    configs.check(default)
 
 
 def test_a_missing_field_is_named(default: config_dict.ConfigDict) -> None:

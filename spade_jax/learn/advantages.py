@@ -48,16 +48,17 @@ def agent_advantages(
     grpo: (r - mean) / std, std being the population's (divided by n). centred: r - mean.
     ema_baseline: r - baseline, the environment's running mean of earlier iterations; where there
     is none yet, as centred. In grpo and centred, returns that agree to within 1e-6 (a group of
-    one among them) give exactly 0. A failed play (None) enters no statistic and stays None.
+    one among them) give exactly 0. A failed play (None) enters no statistic and stays None, and
+    so does a return that is not finite.
     """
     if mode not in AGENT_ADVANTAGES:
         known = ", ".join(AGENT_ADVANTAGES)
         raise ValueError(f"unknown agent advantage {mode!r}; choose one of {known}")
-    known_G = [value for value in returns_G if value is not None]
+    known_G = _known(returns_G)
     if not known_G:
         return (None,) * len(returns_G)
     advantages = iter(AGENT_ADVANTAGES[mode](known_G, baseline))
-    return tuple(None if value is None else next(advantages) for value in returns_G)
+    return tuple(next(advantages) if _known([value]) else None for value in returns_G)
 
 
 def update_baselines(
@@ -72,7 +73,7 @@ def update_baselines(
     """
     updated: dict[str, float] = {}
     for environment_id, returns_G in returns_EG.items():
-        known_G = [value for value in returns_G if value is not None]
+        known_G = _known(returns_G)
         earlier = baselines.get(environment_id)
         if known_G and earlier is not None:
             updated[environment_id] = ema_decay * earlier + (1.0 - ema_decay) * _mean(known_G)
@@ -95,40 +96,78 @@ def role_scale(n_agent: int, n_designer: int, regenerate_every: int, cap: float)
 
 @dataclass
 class ScoredDesign:
-    """One design to compare: its raw reward (None: unknown), or the penalty it earned instead."""
+    """One design to compare: its raw reward (None: unknown), or the penalty it earned instead.
+
+    `leak`, at most 0, is what the hints of a valid design cost it beside its raw reward.
+    """
 
     skill: str
+    prompt: str = ""
     raw: float | None = None
     penalty: float | None = None
+    leak: float = 0.0
 
 
 PENALTIES = ("outside", "centred")
 
+# With whom a design is compared: all of its skill, or those written in answer to its prompt.
+DESIGNER_GROUPS: dict[str, Callable[[ScoredDesign], str]] = {
+    "skill": lambda design: design.skill,
+    "prompt": lambda design: design.prompt,
+}
+
 
 def designer_advantages(
-    designs: Sequence[ScoredDesign], scale: float, penalties: str = "outside"
+    designs: Sequence[ScoredDesign],
+    scale: float,
+    penalties: str = "outside",
+    groups: str = "skill",
 ) -> tuple[float | None, ...]:
     """Advantages of designs, in their order (arXiv 2608.19197).
 
-    Valid: scale * (raw - mean of the skill), no division by a standard deviation. Penalised
+    Valid: scale * (raw - mean of the group), no division by a standard deviation. Penalised
     (rejected, or hung in play), with `penalties` outside: scale * penalty; it enters no mean, so
     that a lone failure still teaches. Centred: the penalty is its raw reward and enters the mean,
-    so that what is pushed away from failures is drawn to the valid designs beside them. A valid
-    design whose raw reward is unknown enters no mean and stays None: it must leave the loss.
+    so that what is pushed away from failures is drawn to the valid designs beside them. What leaks
+    cost is added as penalties are: after the mean is taken, or before. A valid design whose raw
+    reward is unknown enters no mean and stays None: it must leave the loss.
     """
     if penalties not in PENALTIES:
         raise ValueError(f"penalties must be one of {', '.join(PENALTIES)}, not {penalties!r}")
-    values = [d.raw if d.penalty is None else d.penalty for d in designs]
-    compared = [penalties == "centred" or d.penalty is None for d in designs]
-    by_skill: dict[str, list[float]] = defaultdict(list)
-    for design, value, counts in zip(designs, values, compared, strict=True):
-        if counts and value is not None:
-            by_skill[design.skill].append(value)
-    means = {skill: _mean(known) for skill, known in by_skill.items()}
+    if groups not in DESIGNER_GROUPS:
+        raise ValueError(f"groups must be one of {', '.join(DESIGNER_GROUPS)}, not {groups!r}")
+    names = [DESIGNER_GROUPS[groups](design) for design in designs]
+    if "" in names:
+        raise ValueError(f"a design has no {groups} to be compared by")
+    pairs = [_compared_and_added(design, penalties == "centred") for design in designs]
+    by_group: dict[str, list[float]] = defaultdict(list)
+    for name, (compared, _) in zip(names, pairs, strict=True):
+        if compared is not None:
+            by_group[name].append(compared)
+    means = {name: _mean(known) for name, known in by_group.items()}
     return tuple(
-        None if value is None else scale * (value - (means[design.skill] if counts else 0.0))
-        for design, value, counts in zip(designs, values, compared, strict=True)
+        None
+        if added is None
+        else scale * ((0.0 if compared is None else compared - means[name]) + added)
+        for name, (compared, added) in zip(names, pairs, strict=True)
     )
+
+
+def _compared_and_added(design: ScoredDesign, centred: bool) -> tuple[float | None, float | None]:
+    """What of a design is held against its group's mean, and what is added outside of it.
+
+    Nothing compared: it enters no mean. Nothing added either: its advantage is unknown.
+    """
+    if design.penalty is not None:
+        return (design.penalty, 0.0) if centred else (None, design.penalty)
+    if design.raw is None:
+        return None, None
+    return (design.raw + design.leak, 0.0) if centred else (design.raw, design.leak)
+
+
+def _known(returns_G: Sequence[float | None]) -> list[float]:
+    """The returns of plays that did not fail."""
+    return [value for value in returns_G if value is not None and math.isfinite(value)]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""Regret and the designer's raw rewards against numbers worked out by hand."""
+"""Regret against numbers worked out by hand, and its properties."""
 
 import dataclasses
 import math
@@ -8,24 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spade_jax.learn.regret import (
-    DESIGNER_REWARDS,
-    DesignerTerms,
-    Outcome,
-    designer_reward,
-    paired_regret,
-    plateau,
-)
+from spade_jax.learn.regret import paired_regret, pool_regrets
 from spade_jax.types import Arm, Episode, EpisodeEnd, Regret
 
-TERMS = DesignerTerms(
-    w_regret=0.4,
-    w_plateau=0.6,
-    regret_scale=0.15,
-    plateau_low=0.4,
-    plateau_high=0.6,
-    plateau_ramp=0.25,
-)
 UNKNOWN = Regret(mean=None, stderr=None, pairs=0)
 
 
@@ -73,10 +58,17 @@ def test_pairs_whose_hint_leaks_are_dropped() -> None:
     assert paired_regret(plain(0.0, 0.0), leaking) == Regret(mean=0.5, stderr=None, pairs=1)
 
 
-def test_only_seeds_played_in_both_arms_count() -> None:
-    late = [dataclasses.replace(e, seed=e.seed + 1) for e in hinted(1.0, 1.0, 1.0)]
-    regret = paired_regret(plain(1.0, 0.0), late)  # seeds 0, 1 against 1, 2, 3
+def test_only_plays_of_both_arms_count() -> None:
+    late = [dataclasses.replace(e, play=e.play + 1, seed=e.seed + 1) for e in hinted(1.0, 1.0, 1.0)]
+    regret = paired_regret(plain(1.0, 0.0), late)  # plays 0, 1 against 1, 2, 3
     assert regret == Regret(mean=1.0, stderr=None, pairs=1)
+
+
+def test_a_play_on_another_seed_is_no_partner() -> None:
+    other = [dataclasses.replace(e, seed=e.seed + 100) for e in hinted(1.0, 1.0)]
+    assert paired_regret(plain(0.0, 0.0), [other[0], hinted(1.0, 0.5)[1]]) == Regret(
+        mean=0.5, stderr=None, pairs=1
+    )
 
 
 def test_no_valid_pair_is_unknown() -> None:
@@ -85,10 +77,15 @@ def test_no_valid_pair_is_unknown() -> None:
     assert paired_regret(plain(0.5), []) == UNKNOWN
 
 
-def test_repeated_seed_is_an_error() -> None:
+def test_repeated_play_is_an_error() -> None:
     twice = [episode(Arm.PLAIN, 3, 0.0), episode(Arm.PLAIN, 3, 1.0)]
-    with pytest.raises(ValueError, match="seed is played twice"):
+    with pytest.raises(ValueError, match="a play is there twice"):
         paired_regret(twice, hinted(1.0))
+
+
+def test_seeds_of_two_plays_may_be_equal() -> None:
+    arms = [[dataclasses.replace(e, seed=7) for e in arm] for arm in (plain(0, 0), hinted(1, 0))]
+    assert paired_regret(*arms).pairs == 2 and paired_regret(*arms).mean == 0.5
 
 
 returns = st.one_of(st.none(), st.floats(-1, 1))
@@ -114,78 +111,30 @@ def test_swapping_the_arms_negates_regret(pairs: list[tuple[float, float]]) -> N
     assert forward.stderr == backward.stderr
 
 
-@pytest.mark.parametrize(
-    ("win", "expected"),
-    [
-        (0.4, 1.0),
-        (0.5, 1.0),
-        (0.6, 1.0),
-        (0.275, 0.5),  # 0.125 below, half of the ramp
-        (0.725, 0.5),
-        (0.15, 0.0),
-        (0.85, 0.0),
-        (0.0, 0.0),
-        (1.0, 0.0),
-        (-1.0, 0.0),
-    ],
-)
-def test_plateau_by_hand(win: float, expected: float) -> None:
-    assert plateau(win, 0.4, 0.6, 0.25) == pytest.approx(expected, abs=1e-12)
+@given(st.lists(st.tuples(st.floats(-1, 1), st.floats(-1, 1)), min_size=1, max_size=8))
+def test_failed_and_leaking_pairs_change_nothing(pairs: list[tuple[float, float]]) -> None:
+    first, second = [a for a, _ in pairs], [b for _, b in pairs]
+    n = len(pairs)
+    more = [
+        *(episode(Arm.HINTED, n, None), episode(Arm.HINTED, n + 1, 1.0)),
+        *(episode(Arm.HINTED, n + 2, 1.0, leaks=True), episode(Arm.HINTED, n + 3, 1.0)),
+    ]
+    plays = [*plain(*first, 0.0, None, 0.0)]  # and no partner for the last
+    assert paired_regret(plays, [*hinted(*second), *more]) == paired_regret(
+        plain(*first), hinted(*second)
+    )
 
 
-@given(st.floats(-1, 1))
-def test_plateau_is_symmetric_and_bounded(win: float) -> None:
-    value = plateau(win, 0.4, 0.6, 0.25)
-    assert 0.0 <= value <= 1.0
-    assert plateau(1.0 - win, 0.4, 0.6, 0.25) == pytest.approx(value, abs=1e-9)
+pairs = st.tuples(st.integers(-4, 4), st.integers(-4, 4)).map(lambda p: (p[0] / 4, p[1] / 4))
 
 
-@pytest.mark.parametrize(
-    ("variant", "win", "regret", "mu_slow", "expected"),
-    [
-        ("regret", 0.5, 0.3, None, 0.3),
-        ("regret", 0.5, -0.3, None, 0.0),
-        ("regret", 0.5, None, None, None),
-        ("solve_rate", 0.725, None, None, 0.5),
-        ("solve_rate", None, 0.3, None, None),
-        ("blend", 0.5, 0.15, None, 1.0),
-        ("blend", 0.5, 0.9, None, 1.0),
-        ("blend", 0.5, 0.075, None, 0.8),  # 0.4 * 1/2 + 0.6
-        ("blend", 0.275, 0.0, None, 0.3),  # 0.6 * 1/2
-        ("blend", 0.275, -0.5, None, 0.3),
-        ("blend", 0.0, 0.075, None, 0.2),
-        ("blend", None, 0.1, None, None),
-        ("blend", 0.5, None, None, None),
-        ("learning_potential", 0.25, None, 0.75, 0.5),
-        ("learning_potential", 0.75, None, 0.25, 0.5),
-        ("learning_potential", 0.75, None, None, None),
-        ("learning_potential", None, None, 0.25, None),
-    ],
-)
-def test_designer_rewards_by_hand(
-    variant: str,
-    win: float | None,
-    regret: float | None,
-    mu_slow: float | None,
-    expected: float | None,
-) -> None:
-    value = designer_reward(variant, Outcome(win=win, regret=regret, mu_slow=mu_slow), TERMS)
-    if expected is None:
-        assert value is None
-    else:
-        assert value == pytest.approx(expected, abs=1e-12)
+@given(st.lists(st.lists(pairs, max_size=4), max_size=4))
+def test_pooled_regret_is_that_of_all_pairs(environments: list[list[tuple[float, float]]]) -> None:
+    def regret(some: list[tuple[float, float]]) -> Regret:
+        return paired_regret(plain(*(a for a, _ in some)), hinted(*(b for _, b in some)))
 
-
-@pytest.mark.parametrize("variant", DESIGNER_REWARDS)
-@given(win=st.floats(-1, 1), regret=st.floats(-2, 2), mu_slow=st.floats(-1, 1))
-def test_default_rewards_are_never_negative(
-    variant: str, win: float, regret: float, mu_slow: float
-) -> None:
-    outcome = Outcome(win=win, regret=regret, mu_slow=mu_slow)
-    value = designer_reward(variant, outcome, TERMS)
-    assert value is not None and value >= 0.0
-
-
-def test_unknown_variant_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="'surprise'; choose one of blend, regret"):
-        designer_reward("surprise", Outcome(win=None, regret=None, mu_slow=None), TERMS)
+    whole = regret([pair for some in environments for pair in some])
+    pooled = pool_regrets([regret(some) for some in environments])
+    assert pooled.pairs == whole.pairs
+    assert pooled.mean == pytest.approx(whole.mean, abs=1e-12)
+    assert pooled.stderr == pytest.approx(whole.stderr, abs=1e-12)
