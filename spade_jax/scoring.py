@@ -118,8 +118,7 @@ def compare_designer(
     """The designer's samples whose delay is over, each against the others of its skill or prompt.
 
     `earlier` is the state as the iteration found it: when a new pool has been opened, the window of
-    the old one's designs is complete. At the last iteration all that wait are due. A design whose
-    raw reward is negative, which only the blend's optional terms make possible, leaves the update.
+    the old one's designs is complete. At the last iteration all that wait are due.
     Returned with the samples and the state: raw rewards by id, and metrics.
     """
     last = host.iteration + 1 >= c.iterations
@@ -134,11 +133,7 @@ def compare_designer(
     scale = advantages.role_scale(
         n_agent, len(due), c.design.regenerate_every, c.reward.max_role_scale
     )
-    negative = [s.raw is not None and s.raw < 0 for s in scored]
-    compared = [
-        dataclasses.replace(s, raw=None) if masked else s
-        for s, masked in zip(scored, negative, strict=True)
-    ]
+    compared = mask_negative(scored)
     values = advantages.designer_advantages(
         compared, scale, c.reward.penalties, c.advantage.designer
     )
@@ -149,11 +144,21 @@ def compare_designer(
     ]
     raw = {p.environment_id: s.raw for p, s in zip(due, compared, strict=True) if s.raw is not None}
     measured = {
-        "designer/masked": sum(negative),
+        "designer/masked": sum(a != b for a, b in zip(scored, compared, strict=True)),
         "designer/unknown": sum(s.raw is None and s.penalty is None for s in scored),
         "designer/role_scale": scale,
     }
     return samples, host, raw, measured if due else {}
+
+
+def mask_negative(scored: Sequence[ScoredDesign]) -> list[ScoredDesign]:
+    """Negative raw rewards, which only the blend's optional terms make, as unknown ones.
+
+    They leave the update and enter no mean (arXiv 2608.19197).
+    """
+    return [
+        dataclasses.replace(s, raw=None) if s.raw is not None and s.raw < 0 else s for s in scored
+    ]
 
 
 def score_design(

@@ -147,6 +147,24 @@ def test_the_clip_share_of_a_stale_design(params: Params) -> None:
     assert int(state.step) == 3
 
 
+@pytest.mark.parametrize(("share", "weight"), [(0.5, 0.5), (1.0, 1.0), (2.0, 2.0), (4.0, 2.0)])
+def test_what_was_sampled_from_enters_the_weight_alone(
+    params: Params, share: float, weight: float
+) -> None:
+    """Truncated sampling renormalises: with `share` of the probability left in, by 1 / share."""
+    [sample] = samples(params, [1.0])
+    record = sample.record
+    renormalised = tuple(
+        b - np.log(share) if own else b
+        for b, own in zip(record.behaviour, record.action, strict=True)
+    )
+    given = dataclasses.replace(sample, record=dataclasses.replace(record, behaviour=renormalised))
+    _, stats = new_learner().update(new_state(params), [given], random.Random(0))
+    assert stats["learn/loss"] == pytest.approx(-weight, rel=1e-5)
+    assert stats["learn/approx_kl"] == pytest.approx(0, abs=1e-6), "the ratio is 1"
+    assert stats["learn/logprob_gap_max"] < 1e-6
+
+
 @pytest.mark.parametrize(
     ("role", "version", "ok"),
     [

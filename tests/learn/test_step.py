@@ -132,6 +132,39 @@ def test_the_loss_by_definition(params: Params) -> None:
     assert 0 < entropy < np.log(SMALL.vocab)
 
 
+# Three tokens and a masked one that holds no numbers; probabilities by row of the loss's inputs.
+PROBABILITY = {
+    "now": (0.6, 0.2, 0.75, np.nan),
+    "logp_old": (0.5, 0.5, 0.5, np.inf),  # ratios 1.2, 0.4, 1.5
+    "logp_behaviour": (0.25, 1.0, 0.1, np.nan),  # weights 2, 1/2, and 5, capped at 2
+    "logp_reference": (0.6, 0.4, 0.375, np.inf),  # d = 0, log 2, -log 2
+}
+
+
+@pytest.mark.parametrize(("cap", "policy", "slope"), [(2.0, -2.38, -1.2), (0.0, -1.04, -0.6)])
+def test_the_loss_of_three_tokens_by_hand(
+    monkeypatch: pytest.MonkeyPatch, cap: float, policy: float, slope: float
+) -> None:
+    entropy = jnp.asarray([[1.0, 2.0, 4.0, jnp.nan]])
+    monkeypatch.setattr(step, "predict", lambda logp, *_: (logp, entropy))
+    logs = {name: jnp.log(jnp.asarray([values])) for name, values in PROBABILITY.items()}
+    now = logs.pop("now")
+    filled = dict.fromkeys(Rows._fields) | logs
+    filled |= {"weight": jnp.asarray([[0.5, 0.25, 0.25, 0.0]]), "designer": jnp.zeros((1, 4), bool)}
+    filled |= {"advantage": jnp.asarray([[1.0, -1.0, 2.0, jnp.nan]])}
+    h = Hyper(kl=0.1, entropy=0.01, importance_cap=cap)
+    share = jax.value_and_grad(step.objective, has_aux=True)
+    (loss, stats), gradient = share(now, Rows(**filled), None, h)
+    # Per token -1.2, max(0.4, 0.8) = 0.8 (clipped), -min(3, 2.56) = -2.56 (clipped); with the
+    # weights of the behaviour -2.4, 0.4, -5.12. Entropy 0.5 + 0.5 + 1.
+    # k3: 0, 2 - log 2 - 1, 1/2 + log 2 - 1; a quarter of their sum is 1/8.
+    assert float(loss) == pytest.approx(policy - 0.01 * 2.0 + 0.1 * 0.125, rel=1e-5)
+    assert float(stats["clip_share"]) == 0.5
+    assert float(stats["kl_reference"]) == pytest.approx(0.125, rel=1e-5)
+    # Clipped tokens are moved by the reference alone: 0.1 * 0.25 * (1 - exp(d)).
+    np.testing.assert_allclose(gradient, [[slope, -0.025, 0.0125, 0.0]], rtol=1e-5, atol=1e-7)
+
+
 def join(trained: Params, frozen: Params) -> Params:
     """A model of which the embedding and the layers' query matrices are trained."""
     layers = frozen["layers"] | {"q": trained["q"]}
