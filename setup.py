@@ -49,6 +49,7 @@ setup(
             "math-verify>=0.9",
             "nbclient>=0.10.4",
             "openai>=2.0",
+            "pyarrow>=20.0",
             "pytest>=9.0",
             "ruff>=0.15",
             "starlette>=1.0",
@@ -57,6 +58,7 @@ setup(
             "uvicorn>=0.35",
         ],
         "math": ["math-verify>=0.9"],
+        "parquet": ["pyarrow>=20.0"],
         "colab": ["ipykernel>=7.0"],
     },
 )

@@ -62,12 +62,29 @@ def get_config() -> config_dict.ConfigDict:
     c.design.prompts = "games"  # set of prompt texts in spade_jax/design/prompts
     c.design.num_envs = 24  # designs per regeneration
     c.design.regenerate_every = 4  # iterations an epoch of environments is played
-    c.design.fixed_pool = 0  # bundled environments in place of the designer's; 0: it designs
     c.design.max_tokens = 16384  # of one design
     c.design.temperature = 0.6
     c.design.top_p = 1.0  # the most probable tokens that reach this share; 1: all
     c.design.top_k = 0  # so many of the most probable tokens; 0: all
     c.design.min_p = 0.0  # tokens at least so probable, relative to the most probable one
+
+    c.environments = config_dict.ConfigDict()
+    c.environments.source = "designer"  # designer | fixed: a pool | procedural: tasks with levels
+    c.environments.probe = False  # True: given ones that break at once are left out of an epoch
+    c.environments.path = ""  # of a fixed pool: a folder, .jsonl or .parquet; "" is the bundled one
+    c.environments.size = 0  # programs of the fixed pool; 0: all (480 bundled ones)
+    c.environments.provider = "families"  # of procedural tasks: families | reasoning_gym | rlve_gym
+    c.environments.tasks = ()  # names of procedural tasks; (): all of the provider
+    c.environments.max_level = 16  # of a procedural task; families have 5
+    c.environments.difficulty = (
+        "window"  # window: levels up to a rising one | potential: by learning
+    )
+    c.environments.window = 4  # levels it spans
+    c.environments.attempts = 128  # plays at its top level between looks at them ...
+    c.environments.success = 0.9  # ... that raise it where this share was won
+    c.environments.gamma_fast = 0.35  # decay of the trackers of learning potential
+    c.environments.gamma_slow = 0.15
+    c.environments.random_share = 0.5  # of the environments, chosen at random and not by potential
 
     c.validation = config_dict.ConfigDict()
     c.validation.seeds = 32  # instances tried for triviality

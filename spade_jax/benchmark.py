@@ -105,7 +105,7 @@ def measure(c: config_dict.ConfigDict, epochs: int, began: float) -> list[Figure
             ]
     note = "no design was valid, so a fixed pool of bundled environments is played"
     print(note, file=sys.stderr)
-    c.design.fixed_pool = 4 * c.design.num_envs
+    c.environments.source, c.environments.size = "fixed", 4 * c.design.num_envs
     return measure(c, epochs, began + first.seconds["iteration"])
 
 

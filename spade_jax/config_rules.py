@@ -9,8 +9,10 @@ from collections.abc import Callable
 from ml_collections import config_dict
 
 from spade_jax.design import prompts
+from spade_jax.design.procedural import PROVIDERS
 from spade_jax.learn.advantages import AGENT_ADVANTAGES, DESIGNER_GROUPS, PENALTIES
 from spade_jax.learn.batching import AGGREGATIONS
+from spade_jax.learn.difficulty import SCHEDULES
 from spade_jax.learn.returns import RETURNS
 from spade_jax.learn.rewards import DESIGNER_REWARDS
 from spade_jax.policy.templates import THINK
@@ -40,6 +42,8 @@ class Range:
         return low if math.isinf(self.high) else f"{low} and at most {self.high:g}"
 
 
+SOURCES = ("designer", "fixed", "procedural")  # of environments
+
 COUNT = Range(1)
 NOT_NEGATIVE = Range(0)
 POSITIVE = Range(0, above=True)
@@ -62,12 +66,19 @@ RANGES: dict[str, Range] = {
     "memory.code_characters": COUNT,
     "design.num_envs": COUNT,
     "design.regenerate_every": COUNT,
-    "design.fixed_pool": NOT_NEGATIVE,
     "design.max_tokens": COUNT,
     "design.temperature": POSITIVE,
     "design.top_p": PART,
     "design.top_k": NOT_NEGATIVE,
     "design.min_p": SHARE,
+    "environments.size": NOT_NEGATIVE,
+    "environments.max_level": COUNT,
+    "environments.window": COUNT,
+    "environments.attempts": COUNT,
+    "environments.success": PART,
+    "environments.gamma_fast": PART,
+    "environments.gamma_slow": PART,
+    "environments.random_share": SHARE,
     "validation.seeds": COUNT,
     "validation.solve_seeds": COUNT,
     "validation.max_trivial": SHARE,
@@ -160,6 +171,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "model.remat": ("none", "dots", "attention", "layer"),
     "model.think": THINK,
     "design.prompts": prompts.sets(),
+    "environments.source": SOURCES,
+    "environments.provider": PROVIDERS,
+    "environments.difficulty": SCHEDULES,
     "reward.episode_return": tuple(RETURNS),
     "reward.designer": tuple(DESIGNER_REWARDS),
     "reward.penalties": PENALTIES,
@@ -167,6 +181,12 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "advantage.designer": tuple(DESIGNER_GROUPS),
     "learn.aggregation": AGGREGATIONS,
 }
+
+
+def actor_only(c: config_dict.ConfigDict) -> bool:
+    """Whether environments are given: nothing is designed, and the designer's fields rest."""
+    return c.environments.source != "designer"
+
 
 # (holds, sentence with the values and the remedy), checked in order once each field is in range.
 RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
@@ -176,14 +196,24 @@ RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
         "expert, at most one of them -1; correct --config.mesh",
     ),
     (
-        lambda c: c.skills_per_epoch <= len(c.skills),
+        lambda c: actor_only(c) or c.skills_per_epoch <= len(c.skills),
         "skills_per_epoch is {c.skills_per_epoch} but only {n_skills} skills are listed; lower it "
         "or extend skills",
     ),
     (
-        lambda c: not 0 < c.design.fixed_pool < c.design.num_envs,
-        "design.fixed_pool is {c.design.fixed_pool} but must hold design.num_envs = "
-        "{c.design.num_envs} environments; raise it, or set 0 to let the designer write them",
+        lambda c: not 0 < c.environments.size < c.design.num_envs,
+        "environments.size is {c.environments.size} but must hold design.num_envs = "
+        "{c.design.num_envs} environments; raise it, or set 0 to take all of the pool",
+    ),
+    (
+        lambda c: c.environments.source == "fixed" or not c.environments.path,
+        "environments.path is {c.environments.path!r} but environments.source is "
+        "{c.environments.source!r}, which reads no pool; set environments.source=fixed",
+    ),
+    (
+        lambda c: c.environments.gamma_fast > c.environments.gamma_slow,
+        "environments.gamma_fast is {c.environments.gamma_fast} but must exceed "
+        "environments.gamma_slow ({c.environments.gamma_slow}); raise it",
     ),
     (
         lambda c: c.play.context > c.play.reply_tokens,
@@ -206,7 +236,7 @@ RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
         "play.context ({c.play.context}) tokens; raise it or lower play.context",
     ),
     (
-        lambda c: max(c.learn.row_tokens) > c.design.max_tokens,
+        lambda c: actor_only(c) or max(c.learn.row_tokens) > c.design.max_tokens,
         "learn.row_tokens is {c.learn.row_tokens} but the longest must exceed design.max_tokens "
         "({c.design.max_tokens}) to hold the prompt too; raise it",
     ),
@@ -216,7 +246,7 @@ RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
         "design.num_envs * play.plays = {n_plays} episodes; lower learn.minibatches",
     ),
     (
-        lambda c: c.learn.designer_delay <= c.design.regenerate_every,
+        lambda c: actor_only(c) or c.learn.designer_delay <= c.design.regenerate_every,
         "learn.designer_delay is {c.learn.designer_delay} but an environment is played for "
         "design.regenerate_every = {c.design.regenerate_every} iterations only; lower the delay",
     ),
@@ -236,7 +266,9 @@ RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
         "({c.reward.gamma_slow}); raise it",
     ),
     (
-        lambda c: c.play.hint_plays > 0 or c.reward.designer not in ("blend", "regret"),
+        lambda c: (
+            actor_only(c) or c.play.hint_plays > 0 or c.reward.designer not in ("blend", "regret")
+        ),
         "play.hint_plays is 0 but reward.designer is {c.reward.designer!r}, which needs hinted "
         "plays; raise play.hint_plays or choose solve_rate, learning_potential or micro_lp",
     ),

@@ -62,6 +62,7 @@ def of_iteration(made: Made, host: HostState, training: Container[str]) -> Measu
         **({"designer/reward_mean": _mean(rewards)} if rewards else {}),
         **made.scored,
         **of_trackers(host),
+        **of_difficulty(host),
         **seconds,
     }
 
@@ -78,6 +79,7 @@ def of_play(episodes: Sequence[Episode], pool: Sequence[PoolEntry]) -> Measured:
         "agent/reply_tokens_mean": _ratio(sum(e.tokens_sampled for e in plain), len(replies)),
         "agent/truncated_share": _mean([e.truncated for e in plain]),
         "agent/no_action_share": _mean([turn.action is None for turn in replies]),
+        "play/environments": len(pool),
         "play/failed_share": _mean([e.failure is not None for e in episodes]),
         "play/hung_share": _mean([entry.hung for entry in pool]),
     }
@@ -137,6 +139,19 @@ def of_trackers(host: HostState) -> Measured:
         f"tracker/{skill}/{name}": value
         for skill, tracker in host.trackers.items()
         for name, value in (("fast", tracker.fast), ("slow", tracker.slow))
+    }
+
+
+def of_difficulty(host: HostState) -> Measured:
+    """Levels of procedural tasks: those played, and the tops that a rising window has reached."""
+    tasks = list(host.difficulty.values())
+    if not tasks:
+        return {}
+    played = [entry.environment.level for entry in host.pool]
+    rising = not any(task.trackers for task in tasks)
+    return {
+        "difficulty/level_mean": _mean(played),
+        **({"difficulty/top_mean": _mean([task.top for task in tasks])} if rising else {}),
     }
 
 

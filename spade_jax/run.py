@@ -15,13 +15,15 @@ import optax
 from ml_collections import config_dict
 
 from spade_jax import weights
-from spade_jax.design import prompts
+from spade_jax.config_rules import actor_only
+from spade_jax.design import fixed_pool, procedural, prompts
 from spade_jax.design.corpus import Corpus
 from spade_jax.design.families import FAMILIES, LEVELS, sample_program
-from spade_jax.design.fixed_pool import bundled_pool
+from spade_jax.design.procedural import Procedural
 from spade_jax.envs.sandbox import Sandbox
 from spade_jax.evals.heldout import Item, held_out_set
 from spade_jax.learn import step
+from spade_jax.learn.difficulty import Schedule
 from spade_jax.learn.learner import Learner, Settings
 from spade_jax.learn.step import LearnerState
 from spade_jax.metrics import Timer
@@ -43,7 +45,8 @@ class Run:
     model: ModelConfig
     tokenizer: ChatTokenizer
     corpus: Corpus | None
-    fixed_pool: list[Environment]  # empty where the designer writes the environments
+    fixed_pool: list[Environment]  # empty where environments come from elsewhere
+    tasks: dict[str, Procedural]  # by name; empty where environments come from elsewhere
     training: frozenset[str]  # fingerprints of the programs the model was warm-started on
     sandbox: Sandbox
     sampler: Sampler
@@ -101,16 +104,51 @@ def _on_mesh(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
         dtype=jnp.dtype(c.model.compute_dtype),
         block=c.sampling.block,
     )
-    pool = []
-    if c.design.fixed_pool:
-        with bundled_corpus(c) as documents:
-            pool = bundled_pool(c.seed, c.design.fixed_pool, c.skills, documents)
+    pool = open_pool(c)
     known = source.folder / hub.PROGRAMS_FILE
     training = frozenset(known.read_text().split() if known.exists() else ())
     with open_corpus(c) as corpus, Sandbox(**c.sandbox) as sandbox:
         check_prompts(c, model, tokenizer, corpus)
-        run = Run(c, model, tokenizer, corpus, pool, training, sandbox, sampler, learner, Timer())
-        yield run, sharding.place_state(step.create(trained, tx, ema=c.learn.ema_decay > 0))
+        yield (
+            Run(
+                config=c,
+                model=model,
+                tokenizer=tokenizer,
+                corpus=corpus,
+                fixed_pool=pool,
+                tasks=open_tasks(c, sandbox),
+                training=training,
+                sandbox=sandbox,
+                sampler=sampler,
+                learner=learner,
+                timer=Timer(),
+            ),
+            sharding.place_state(step.create(trained, tx, ema=c.learn.ema_decay > 0)),
+        )
+
+
+def open_pool(c: config_dict.ConfigDict) -> list[Environment]:
+    """The fixed pool of environments, where they come from one."""
+    e = c.environments
+    if e.source != "fixed":
+        return []
+    with bundled_corpus(c) as documents:
+        pool = fixed_pool.load_pool(e.path, c.seed, e.size, c.skills, documents)
+    if len(pool) < c.design.num_envs:
+        raise UsageError(
+            f"the pool {e.path} holds {len(pool)} environments, but design.num_envs is "
+            f"{c.design.num_envs}; lower --config.design.num_envs or take a larger pool"
+        )
+    return pool
+
+
+def open_tasks(c: config_dict.ConfigDict, sandbox: Sandbox) -> dict[str, Procedural]:
+    """The procedural tasks, where environments come from these."""
+    e = c.environments
+    if e.source != "procedural":
+        return {}
+    with bundled_corpus(c) as documents:
+        return procedural.tasks(e.provider, e.tasks, e.max_level, sandbox, documents)
 
 
 def new_learner(
@@ -159,10 +197,10 @@ def settings(c: config_dict.ConfigDict) -> Settings:
 
 def check_sizes(c: config_dict.ConfigDict, model: ModelConfig, tokenizer: ChatTokenizer) -> None:
     """What is asked for must fit the model that was loaded."""
-    for field, tokens in (
-        ("play.context", c.play.context),
-        ("design.max_tokens", c.design.max_tokens),
-    ):
+    sizes = {"play.context": c.play.context}
+    if not actor_only(c):
+        sizes["design.max_tokens"] = c.design.max_tokens
+    for field, tokens in sizes.items():
         if tokens > model.max_positions:
             raise UsageError(
                 f"{field} is {tokens} but the model has {model.max_positions} positions; lower "
@@ -179,7 +217,7 @@ def check_prompts(
     c: config_dict.ConfigDict, model: ModelConfig, tokenizer: ChatTokenizer, corpus: Corpus | None
 ) -> None:
     """Design prompts must leave room for a reply; the first documents stand for the others."""
-    if c.design.fixed_pool:
+    if actor_only(c):
         return
     room = design_context(c, model)
     family = next(iter(FAMILIES))
@@ -225,7 +263,7 @@ def sampling(role: config_dict.ConfigDict) -> Sampling:
 @contextlib.contextmanager
 def open_corpus(c: config_dict.ConfigDict) -> Iterator[Corpus | None]:
     """The documents to design from, with a warning where lines are skipped; None without."""
-    if not c.corpus.enabled:
+    if actor_only(c) or not c.corpus.enabled:
         yield None
         return
     with Corpus(c.corpus.path, seed=c.corpus.seed, max_words=c.corpus.max_words) as corpus:
@@ -244,6 +282,21 @@ def held_out(run: Run) -> tuple[Item, ...]:
     c = run.config
     with bundled_corpus(c) as documents:
         return held_out_set(c.evaluation.seed, c.evaluation.per_level, documents)
+
+
+def schedule(c: config_dict.ConfigDict) -> Schedule:
+    """How the difficulty of procedural tasks goes."""
+    e = c.environments
+    return Schedule(
+        by=e.difficulty,
+        width=e.window,
+        attempts=e.attempts,
+        success=e.success,
+        gamma_fast=e.gamma_fast,
+        gamma_slow=e.gamma_slow,
+        random_share=e.random_share,
+        won=procedural.WON[e.provider],
+    )
 
 
 def play_rules(c: config_dict.ConfigDict) -> Rules:
@@ -275,15 +328,26 @@ def compiles() -> int:
     return _compiles
 
 
+def given(run: Run) -> str:
+    """Where environments come from that nobody designs, as a clause of a sentence."""
+    e = run.config.environments
+    if e.source == "fixed":
+        return f" of {len(run.fixed_pool)} in {e.path or 'the bundled pool'}"
+    if e.source == "procedural":
+        most = max(task.levels for task in run.tasks.values())
+        return f" of {len(run.tasks)} tasks of {e.provider} at up to {most} levels"
+    return ""
+
+
 def describe(run: Run) -> None:
     """Print what the run is, the loss it minimises among it."""
     c = run.config
     kl = f" + {c.learn.kl} k3(reference)" if c.learn.kl else ""
     weight = f"min(old/behaviour, {c.learn.importance_cap:g}) " if c.learn.importance_cap else ""
     print(
-        f"model of {count(run.model):,} parameters; {c.design.num_envs} environments every "
-        f"{c.design.regenerate_every} iterations, {c.play.plays} plain and {c.play.hint_plays} "
-        f"hinted plays each\n"
+        f"model of {count(run.model):,} parameters; {c.design.num_envs} environments{given(run)} "
+        f"every {c.design.regenerate_every} iterations, {c.play.plays} plain and "
+        f"{c.play.hint_plays} hinted plays each\n"
         f"loss: {c.learn.aggregation} of -{weight}min(r A, clip(r, {1 - c.learn.clip_low:g}, "
         f"{1 + c.learn.clip_high:g}) A){kl}, {c.learn.passes} passes in {c.learn.minibatches} "
         f"minibatches, AdamW at {c.optimizer.lr:g}",

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from ml_collections import config_dict
 
 from spade_jax.design import memory
-from spade_jax.learn import advantages, regret, rewards, trackers
+from spade_jax.learn import advantages, difficulty, regret, rewards, trackers
 from spade_jax.learn.advantages import ScoredDesign
+from spade_jax.learn.difficulty import Schedule
 from spade_jax.types import (
     Arm,
     Episode,
@@ -58,6 +59,19 @@ def score(c: config_dict.ConfigDict, host: HostState, episodes: Sequence[Episode
                 c.reward.gamma_slow,
             )
     return dataclasses.replace(host, pool=tuple(pool), trackers=updated)
+
+
+def rate_difficulty(schedule: Schedule, host: HostState) -> HostState:
+    """Enter this iteration's plays of procedural tasks into their difficulty."""
+    returns = collections.defaultdict(lambda: collections.defaultdict(list))
+    for entry in host.pool:
+        if entry.environment.task:
+            returns[entry.environment.task][entry.environment.level] += entry.plain[-1]
+    rated = {
+        task: difficulty.update(host.difficulty[task], by_level, schedule)
+        for task, by_level in returns.items()
+    }
+    return dataclasses.replace(host, difficulty=host.difficulty | rated)
 
 
 def by_environment(episodes: Sequence[Episode]) -> dict[tuple[str, Arm], list[Episode]]:

@@ -59,6 +59,12 @@ def table(evaluations: dict[int, list[Outcome]], metrics: Lines) -> str:
                 f"designs at the {place} regeneration: {line['designer/valid_share']:.0%} valid, "
                 f"{new or 0.0:.0%} of these new, {line['designer/class_names']} class names"
             )
+    levels = [v for line in metrics if (v := line.get("difficulty/level_mean")) is not None]
+    if levels:
+        lines.append(
+            f"mean level of the environments played: {levels[0]:.2f} in the first iteration, "
+            f"{levels[-1]:.2f} in the last"
+        )
     return "\n".join(lines)
 
 

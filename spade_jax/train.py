@@ -25,7 +25,9 @@ from spade_jax import run as run_setup
 from spade_jax.checkpoint import Checkpoints, abstract
 from spade_jax.design import designer, fixed_pool, skills
 from spade_jax.envs import validation
+from spade_jax.envs.sandbox import Reset, Sandbox
 from spade_jax.evals import heldout
+from spade_jax.learn import difficulty
 from spade_jax.learn.step import LearnerState
 from spade_jax.measures import Made
 from spade_jax.metrics import MetricsWriter, Progress, Value
@@ -37,9 +39,11 @@ from spade_jax.types import (
     Arm,
     Design,
     DesignTask,
+    Difficulty,
     Environment,
     Episode,
     EpisodeEnd,
+    Failure,
     HostState,
     PendingDesign,
     PoolEntry,
@@ -57,8 +61,9 @@ def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerStat
     """One iteration of the method on both states."""
     c, policy, stage = run.config, run.policy(state), run.timer.stage
     earlier, designs, verdicts = host, [], []
-    if host.iteration % c.design.regenerate_every == 0 and run.fixed_pool:
-        host = open_fixed_epoch(run, host)
+    if host.iteration % c.design.regenerate_every == 0 and c.environments.source != "designer":
+        with stage("draw"):
+            host = open_given_epoch(run, host)
     elif host.iteration % c.design.regenerate_every == 0:
         with stage("design"):
             tasks = draw_tasks(run, host)
@@ -70,6 +75,7 @@ def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerStat
         episodes = play_pool(run, policy, host)
     with stage("score"):
         host = scoring.score(c, host, episodes)
+        host = scoring.rate_difficulty(run_setup.schedule(c), host)
         agent, host = scoring.compare_agent(c, host, episodes, policy.version)
         design, host, rewards, measured = scoring.compare_designer(c, host, earlier, len(agent))
     with stage("learn"):
@@ -172,12 +178,48 @@ def open_epoch(
     )
 
 
-def open_fixed_epoch(run: Run, host: HostState) -> HostState:
-    """A new pool out of the fixed one, where that stands in for the designer."""
+def open_given_epoch(run: Run, host: HostState) -> HostState:
+    """A new pool of environments that nobody designs: out of the fixed pool, or procedural ones."""
     c = run.config
-    epoch = host.iteration // c.design.regenerate_every
-    drawn = fixed_pool.draw(run.fixed_pool, c.design.num_envs, epoch, c.seed)
+    if c.environments.source == "fixed":
+        epoch = host.iteration // c.design.regenerate_every
+        drawn = fixed_pool.draw(run.fixed_pool, c.design.num_envs, epoch, c.seed)
+    else:
+        host, drawn = draw_procedural(run, host)
+    if c.environments.probe:
+        drawn = probe(run.sandbox, drawn)
     return dataclasses.replace(host, pool=tuple(PoolEntry(environment=e) for e in drawn))
+
+
+def draw_procedural(run: Run, host: HostState) -> tuple[HostState, list[Environment]]:
+    """Environments of tasks and levels by how difficult these are by now."""
+    c, n = run.config, host.iteration
+    begun = {name: Difficulty(levels=task.levels) for name, task in run.tasks.items()}
+    host = dataclasses.replace(host, difficulty=begun | host.difficulty)
+    chosen = difficulty.choose(
+        random.Random(f"{c.seed}/difficulty/{n}"),
+        host.difficulty,
+        c.design.num_envs,
+        run_setup.schedule(c),
+    )
+    return host, [
+        run.tasks[name].make(
+            random.Random(f"{c.seed}/procedural/{n}/{slot}"), level, f"{n:06d}-{slot:03d}", n
+        )
+        for slot, (name, level) in enumerate(chosen)
+    ]
+
+
+def probe(sandbox: Sandbox, drawn: Sequence[Environment]) -> list[Environment]:
+    """Those of the environments that can be reset."""
+    kept, room = [], sandbox.max_instances
+    for start in range(0, len(drawn), room):
+        some = drawn[start : start + room]
+        instances = [sandbox.open(e.code, e.kind, modules=e.modules) for e in some]
+        answers = sandbox.exchange([(instance, Reset(0)) for instance in instances])
+        sandbox.close_instances(instances)
+        kept += [e for e, a in zip(some, answers, strict=True) if not isinstance(a, Failure)]
+    return kept
 
 
 def play_pool(run: Run, policy: Policy, host: HostState) -> list[Episode]:

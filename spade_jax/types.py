@@ -240,7 +240,11 @@ class Verdict:
 
 @dataclass
 class Environment:
-    """An accepted program, ready to be played."""
+    """An accepted program, ready to be played.
+
+    A procedural one has the `task` and `level` it was made for. `modules` are installed packages it
+    needs; None: what it names of numpy, sympy and math_verify.
+    """
 
     id: str
     kind: Kind
@@ -248,6 +252,9 @@ class Environment:
     code: str
     iteration: int
     fingerprint: str = ""
+    task: str = ""
+    level: int = 0
+    modules: tuple[str, ...] | None = None
 
 
 # -- playing ----------------------------------------------------------------------------------
@@ -412,6 +419,21 @@ class Tracker:
 
 
 @dataclass
+class Difficulty:
+    """How far a procedural task has come: of `levels`, 1 the easiest, it is played up to `top`.
+
+    Of the plays at the top level since the last look at them, `attempts` were made and `wins` won.
+    `trackers` hold the mean returns of levels 1, 2, ... where difficulty follows these.
+    """
+
+    levels: int
+    top: int = 1
+    attempts: int = 0
+    wins: int = 0
+    trackers: tuple[Tracker, ...] = ()
+
+
+@dataclass
 class HostState:
     """Everything but weights that an iteration reads and writes; identical on all hosts."""
 
@@ -422,6 +444,7 @@ class HostState:
     pending: tuple[PendingDesign, ...] = ()
     trackers: dict[str, Tracker] = dataclasses.field(default_factory=dict)
     baselines: dict[str, float] = dataclasses.field(default_factory=dict)
+    difficulty: dict[str, Difficulty] = dataclasses.field(default_factory=dict)  # by task
     fingerprints: tuple[str, ...] = ()
     skipped_in_row: int = 0  # updates without a finite gradient up to now, in a row
     few_valid_in_row: int = 0  # regenerations under health.stop_valid_share up to now, in a row

@@ -64,7 +64,10 @@ def contents(folder: Path) -> dict[Path, bytes] | None:
             ("a design prompt has ", "learn.row_tokens (90,) hold 90", "lower corpus.max_words"),
         ),
         (
-            {"skills": ("Strategic Planning",), "skills_per_epoch": 1, "design__fixed_pool": 9},
+            {
+                **{"skills": ("Strategic Planning",), "skills_per_epoch": 1},
+                **{"environments__source": "fixed", "environments__size": 9},
+            },
             ("no bundled environment is of the skills Strategic Planning", "choose skills among"),
         ),
     ],

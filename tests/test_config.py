@@ -115,13 +115,13 @@ def test_broken_config_files(tmp_path: Path, source: str, message: str) -> None:
 
 def test_every_number_has_a_range(default: config_dict.ConfigDict) -> None:
     numbers = {f for f, v in configs.flatten(default).items() if type(v) in (int, float, tuple)}
-    assert numbers - {"skills"} == set(config_rules.RANGES)
+    assert numbers - {"skills", "environments.tasks"} == set(config_rules.RANGES)
 
 
 def test_every_text_is_a_path_or_a_choice(default: config_dict.ConfigDict) -> None:
     texts = {f for f, value in configs.flatten(default).items() if isinstance(value, str)}
-    free = {"model.path", "model.template_options", "model.lora.targets", "corpus.path"}
-    free |= {"reward.penalty_by_reason"}
+    free = {"model.path", "model.template_options", "model.lora.targets"}
+    free |= {"corpus.path", "environments.path", "reward.penalty_by_reason"}
     assert texts - free == set(config_rules.CHOICES)
 
 
@@ -150,7 +150,9 @@ def test_every_text_is_a_path_or_a_choice(default: config_dict.ConfigDict) -> No
         ("learn.row_tokens", (32768,), "which must name as many lengths as counts"),
         ("learn.rows", (), r"learn.rows is \(\) but must be at least 1"),
         ("learn.rows", ("4", "1"), "learn.rows is .* but must be at least 1"),
-        ("design.fixed_pool", 23, "design.num_envs = 24"),
+        ("environments.size", 23, "design.num_envs = 24"),
+        ("environments.path", "pool", "set environments.source=fixed"),
+        ("environments.gamma_slow", 0.35, r"exceed environments.gamma_slow \(0.35\)"),
         ("design.max_tokens", 32768, r"must exceed design.max_tokens \(32768\)"),
         ("learn.minibatches", 193, "only design.num_envs \\* play.plays = 192 episodes"),
         ("learn.designer_delay", 5, "for design.regenerate_every = 4 iterations only"),

@@ -171,7 +171,7 @@ def test_every_form_is_a_model_path(form: str, tmp_path: Path, run_convert) -> N
         run_convert("import", "", path)
     else:
         make_run(path, hub.BUNDLED, {3: jax.tree.map(jnp.copy, params)})
-    c = small_run.configured("tiny", {"model.path": str(path), "design.fixed_pool": 0})
+    c = small_run.configured("tiny", {"model.path": str(path)})
     with run_setup.set_up(c) as (run, state):
         assert_equal(state.params, params)
         assert run.tokenizer.vocab == run.model.vocab == 1024

@@ -109,6 +109,9 @@ def test_two_iterations_by_hand(model_folder: Path, monkeypatch: pytest.MonkeyPa
     assert last.rewards == pytest.approx({"000000-001": 0, "000000-002": 1, "000000-003": 1})
 
 
+FIXED = {"environments__source": "fixed", "environments__size": 6}
+
+
 # -- what a run leaves ------------------------------------------------------------------------
 
 
@@ -156,7 +159,13 @@ def test_hinted_plays_share_the_seeds_of_plain_ones(finished_run: Path) -> None:
 
 
 def test_a_fixed_pool_needs_no_designer(model_folder: Path, tmp_path: Path) -> None:
-    c = small_run.run_config(model_folder, design__fixed_pool=8, design__num_envs=6, iterations=3)
+    c = small_run.run_config(
+        model_folder,
+        environments__source="fixed",
+        environments__size=8,
+        design__num_envs=6,
+        iterations=3,
+    )
     assert train.train(c, tmp_path) == 0
     for line in metrics.read_metrics(tmp_path):
         assert line["learn/samples/agent"] == 6 * 2
@@ -241,7 +250,9 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def test_sigterm_saves_and_the_same_command_goes_on(model_folder: Path, tmp_path: Path) -> None:
-    c = small_run.run_config(model_folder, design__fixed_pool=6, iterations=12)
+    c = small_run.run_config(
+        model_folder, environments__source="fixed", environments__size=6, iterations=12
+    )
     with start(c, tmp_path) as process:
         read_until(process, "iteration 1/12")
         process.terminate()
@@ -258,7 +269,7 @@ def test_sigterm_saves_and_the_same_command_goes_on(model_folder: Path, tmp_path
 def test_killed_it_loses_no_more_than_since_the_last_commit(
     model_folder: Path, tmp_path: Path
 ) -> None:
-    fields = {"design__fixed_pool": 6, "iterations": 12, "checkpoint__every": 1}
+    fields = {**FIXED, "iterations": 12, "checkpoint__every": 1}
     c = small_run.run_config(model_folder, **fields)
     with start(c, tmp_path) as process:
         read_until(process, "iteration 5/12")
@@ -275,7 +286,7 @@ def test_killed_it_loses_no_more_than_since_the_last_commit(
 
 
 def test_adapters_are_trained_alone_and_go_on(model_folder: Path, tmp_path: Path) -> None:
-    fields = {"design__fixed_pool": 6, "model__lora__rank": 2, "play__max_turns": 1}
+    fields = {**FIXED, "model__lora__rank": 2, "play__max_turns": 1}
     fields |= {"learn__entropy": 0.1, "learn__kl": 0.1}  # which move it whatever it wins
     fields |= {"learn__ema_decay": 0.5, "learn__role_norms": True}
     c = small_run.run_config(model_folder, **fields, iterations=2)

@@ -108,7 +108,7 @@ class PackagedEnv:
 """
 
 PACKAGES = {"reasoning_gym": _REASONING_GYM, "textarena": _TEXTARENA, "gem": _GEM}
-_INSTALLED_BY = {"reasoning_gym": "reasoning-gym", "gem": "gem-llm"}
+_INSTALLED_BY = {"reasoning_gym": "reasoning-gym", "gem": "gem-llm", "Gym": "rlve-gym"}
 
 
 @dataclass

@@ -224,7 +224,10 @@ class _Table:
 
     def seat(self, number: int, job: Job, course: Script) -> None:
         """Begin an episode."""
-        instance = self._sandbox.open(job.environment.code, job.environment.kind, trusted=True)
+        environment = job.environment
+        instance = self._sandbox.open(
+            environment.code, environment.kind, trusted=True, modules=environment.modules
+        )
         self.seats[number] = _Seat(course, instance, self._dialogues.open())
         self._resume(number, None)
 
