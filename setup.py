@@ -59,6 +59,13 @@ setup(
         ],
         "math": ["math-verify>=0.9"],
         "parquet": ["pyarrow>=20.0"],
+        "procedural": [
+            "networkx>=3.4",
+            "reasoning-gym>=0.1.25",
+            "rlve-gym>=0.0.1",
+            "sympy>=1.13",
+            "torch>=2.13",
+        ],
         "colab": ["ipykernel>=7.0"],
     },
 )

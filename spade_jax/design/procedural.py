@@ -120,15 +120,33 @@ class TasksEnv:
         return max([1, *(len(attribute.levels) for attribute in attributes)])
 """
 
-# What bounds the time of its generators needs threads, which there are none of in the sandbox.
+# The package bounds the time of its own functions by threads, of which a sandboxed process has one;
+# there the sandbox's limit holds.
 _RLVE_GYM = """
+import concurrent.futures
 import random
 
 import Gym.environment
 from Gym.environments import identifier2environment
 from Gym.parameter_controllers import identifier2controller
 
-Gym.environment.timeout = lambda seconds: lambda function: function
+
+class SameThread:
+    def __init__(self, max_workers):
+        self.future = concurrent.futures.Future()
+
+    def submit(self, function, *args, **kwargs):
+        try:
+            self.future.set_result(function(*args, **kwargs))
+        except Exception as error:
+            self.future.set_exception(error)
+        return self.future
+
+    def shutdown(self, wait, cancel_futures):
+        pass
+
+
+Gym.environment.ThreadPoolExecutor = SameThread
 
 
 class RlveGymEnv:
@@ -171,26 +189,21 @@ class TasksEnv:
 
 @dataclass
 class Package:
-    """A package of tasks: what to import of it, its programs, and how to install what it needs."""
+    """A package of tasks: what to import of it, a task's program, and one that lists the tasks."""
 
     modules: tuple[str, ...]
     program: str
     tasks: str
-    needs: str
 
 
 PACKAGES = {
     "reasoning_gym": Package(
-        modules=("reasoning_gym",),
-        program=_REASONING_GYM,
-        tasks=_REASONING_GYM_TASKS,
-        needs="reasoning-gym",
+        modules=("reasoning_gym",), program=_REASONING_GYM, tasks=_REASONING_GYM_TASKS
     ),
     "rlve_gym": Package(
         modules=("Gym.environments", "Gym.parameter_controllers"),
         program=_RLVE_GYM,
         tasks=_RLVE_GYM_TASKS,
-        needs="rlve-gym torch networkx sympy",
     ),
 }
 PROVIDERS = ("families", *PACKAGES)
@@ -211,9 +224,10 @@ def package_tasks(provider: str, sandbox: Sandbox, max_level: int) -> list[Proce
     sandbox.close_instances([instance])
     if isinstance(begun, Failure) or isinstance(told, Failure):
         failure = begun if isinstance(begun, Failure) else told
+        needs = adapters.INSTALLED_BY[package.modules[0].partition(".")[0]]
         raise UsageError(
             f"{provider} does not run in the sandbox ({failure.message}); run `pip install "
-            f"{package.needs}`, or choose another environments.provider"
+            f"{needs}`, or choose another environments.provider"
         )
     return [
         Procedural(

@@ -108,7 +108,11 @@ class PackagedEnv:
 """
 
 PACKAGES = {"reasoning_gym": _REASONING_GYM, "textarena": _TEXTARENA, "gem": _GEM}
-_INSTALLED_BY = {"reasoning_gym": "reasoning-gym", "gem": "gem-llm", "Gym": "rlve-gym"}
+INSTALLED_BY = {  # by the name it is imported by; rlve-gym does not say what it needs itself
+    "reasoning_gym": "reasoning-gym",
+    "gem": "gem-llm",
+    "Gym": "rlve-gym torch networkx sympy",
+}
 
 
 @dataclass
@@ -146,7 +150,7 @@ def to_import(modules: Sequence[str]) -> tuple[str, ...]:
         if not all(map(str.isidentifier, module.split("."))):
             raise UsageError(f"{module!r} is no name of a module; give the name it is imported by")
         if importlib.util.find_spec(root) is None:
-            wanted = _INSTALLED_BY.get(root, root)
+            wanted = INSTALLED_BY.get(root, root)
             raise UsageError(f"{root} is not installed; run `pip install {wanted}`")
     return ("numpy", *modules) if modules else ()  # numpy loads parts of itself late
 
