@@ -49,7 +49,7 @@ setup(
             "math-verify>=0.9",
             "nbclient>=0.10.4",
             "openai>=2.0",
-            "pyarrow>=20.0",
+            "pyarrow>=18.0",
             "pytest>=9.0",
             "ruff>=0.15",
             "starlette>=1.0",
@@ -58,7 +58,7 @@ setup(
             "uvicorn>=0.35",
         ],
         "math": ["math-verify>=0.9"],
-        "parquet": ["pyarrow>=20.0"],
+        "parquet": ["pyarrow>=18.0"],
         "procedural": [
             "networkx>=3.4",
             "reasoning-gym>=0.1.25",
