@@ -42,7 +42,8 @@ SELF_PLAY = {
 # Bundled environments, and what keeps state besides: running baselines, a reference, minibatches.
 FIXED_POOL = {
     **SELF_PLAY,
-    "design__fixed_pool": 10,
+    "environments__source": "fixed",
+    "environments__size": 10,
     "advantage__agent": "ema_baseline",
     "learn__kl": 0.01,
     "learn__minibatches": 2,
