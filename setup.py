@@ -41,6 +41,7 @@ setup(
         "gpu": ["jax[cuda13]>=0.10"],
         "gym": ["gymnasium>=1.0"],
         "endpoint": ["openai>=2.0"],
+        "corpus": ["pyarrow>=18.0", "tensorflow-datasets>=4.9.10"],
         "serve": ["starlette>=1.0", "uvicorn>=0.35"],
         "test": [
             "gymnasium>=1.0",
@@ -53,12 +54,12 @@ setup(
             "pytest>=9.0",
             "ruff>=0.15",
             "starlette>=1.0",
+            "tensorflow-datasets>=4.9.10",
             "torch>=2.13",
             "transformers>=5.0",
             "uvicorn>=0.35",
         ],
         "math": ["math-verify>=0.9"],
-        "parquet": ["pyarrow>=18.0"],
         "procedural": [
             "networkx>=3.4",
             "reasoning-gym>=0.1.25",

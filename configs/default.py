@@ -46,7 +46,11 @@ def get_config() -> config_dict.ConfigDict:
     c.skills_per_epoch = 3  # skills active at once, round robin over regenerations
 
     c.corpus = config_dict.ConfigDict()
-    c.corpus.path = ""  # JSONL with `text` or `orig_doc`; "" is the bundled corpus
+    # A .jsonl or .parquet file with `text` or `orig_doc`, a folder or pattern of such files, or
+    # tfds:NAME[/CONFIG][:VERSION], a tensorflow-datasets set; "" is the bundled corpus.
+    c.corpus.path = ""
+    c.corpus.data_dir = ""  # where tfds:NAME lies; "" is tensorflow-datasets' own folder
+    c.corpus.split = "train"  # of tfds:NAME; "train[:10%]" is a part of one
     c.corpus.enabled = True  # False: design without documents
     c.corpus.seed = 42  # of the shuffle
     c.corpus.max_words = 6000  # a document's length in the prompt

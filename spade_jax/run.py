@@ -262,11 +262,17 @@ def sampling(role: config_dict.ConfigDict) -> Sampling:
 
 @contextlib.contextmanager
 def open_corpus(c: config_dict.ConfigDict) -> Iterator[Corpus | None]:
-    """The documents to design from, with a warning where lines are skipped; None without."""
+    """The documents to design from, with a warning where records are skipped; None without."""
     if actor_only(c) or not c.corpus.enabled:
         yield None
         return
-    with Corpus(c.corpus.path, seed=c.corpus.seed, max_words=c.corpus.max_words) as corpus:
+    with Corpus(
+        c.corpus.path,
+        seed=c.corpus.seed,
+        max_words=c.corpus.max_words,
+        data_dir=c.corpus.data_dir,
+        split=c.corpus.split,
+    ) as corpus:
         if warning := corpus.warning():
             print(f"warning: {warning}")
         yield corpus

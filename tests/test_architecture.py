@@ -151,7 +151,7 @@ def test_no_module_for_leftovers(path: Path) -> None:
     assert not parts & {"utils", "common", "helpers", "misc"}
 
 
-OPTIONAL = ("gym", "math", "parquet", "endpoint", "serve")  # extras for what a single module needs
+OPTIONAL = ("gym", "math", "corpus", "endpoint", "serve")  # extras for what a single module needs
 
 
 def requirements(*groups: str) -> set[str]:

@@ -89,9 +89,9 @@ def test_a_context_shorter_than_the_first_prompts(model_folder: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        (None, ("cannot open the corpus", "give config.corpus.path a JSONL file")),
-        ("", ("holds no document", "give config.corpus.path a JSONL file")),
-        ('\n{"text": " "}\n{"tex\n', ("holds no document", "give config.corpus.path a JSONL file")),
+        (None, ("cannot open the corpus", "give as corpus (config.corpus.path)")),
+        ("", ("holds no document", "give as corpus (config.corpus.path)")),
+        ('\n{"text": " "}\n{"tex\n', ("holds no document", "give as corpus (config.corpus.path)")),
     ],
     ids=["missing", "empty", "blank"],
 )

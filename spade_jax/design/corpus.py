@@ -1,104 +1,104 @@
-"""Grounding documents: a JSONL file read by position, in a seeded order without end."""
+"""Grounding documents: read by position, in a seeded order without end."""
 
 from __future__ import annotations
 
 import array
+import bisect
 import itertools
-import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import grain
-import msgspec
 
 from spade_jax import types
+from spade_jax.design import sources
 
 BUNDLED = Path(__file__).parent / "assets" / "corpus.jsonl"
 
-_REMEDY = (
-    "give config.corpus.path a JSONL file whose lines hold a `text` or `orig_doc` string, "
-    'or "" for the bundled corpus'
-)
-
-
-class _Record(msgspec.Struct):
-    """What is read of a line; other fields are ignored."""
-
-    id: str | int | None = None
-    text: str | None = None
-    orig_doc: str | None = None
-
-    @property
-    def document(self) -> str:
-        return (self.text or "").strip() or (self.orig_doc or "").strip()
-
-
-_DECODER = msgspec.json.Decoder(_Record)
-
 
 class Corpus:
-    """Documents of a JSONL file, addressed by one position that counts on over the epochs.
+    """Documents of files or of a dataset, addressed by one position that counts on over the epochs.
 
-    Only the place of each line is held in memory. Lines that are blank, broken or without text
-    are skipped; `skipped` counts them and `skipped_lines` names the first five (from 1). Raises
-    UsageError where the file is missing or holds no document.
+    `path`, `data_dir` and `split` are as in `sources.open_sources`; "" is the bundled corpus.
+    Records that are blank, broken or without text are skipped; `skipped` counts them and
+    `skipped_places` names the first five. Raises UsageError where there is nothing to read, or no
+    document in it.
+
+    The position is one counter for all hosts: what `document` gives depends on it alone, so a host
+    that reads the positions of its own slots has its share, and the shares of an epoch's positions
+    hold each document once, however many hosts there are.
     """
 
-    def __init__(self, path: str, *, seed: int, max_words: int) -> None:
-        self.path = Path(path) if path else BUNDLED
-        self.skipped = 0
-        self.skipped_lines: tuple[int, ...] = ()
+    def __init__(
+        self, path: str, *, seed: int, max_words: int, data_dir: str = "", split: str = "train"
+    ) -> None:
+        self.path = path or str(BUNDLED)
         self._max_words = max_words
-        self._starts, self._lengths = array.array("Q"), array.array("Q")
-        self._lines = array.array("Q")
-        try:
-            self._file = self.path.open("rb")
-        except OSError as error:
-            raise types.UsageError(
-                f"cannot open the corpus {self.path} ({error.strerror}): {_REMEDY}"
-            ) from None
-        self._index()
-        if not self._starts:
-            self.close()
-            raise types.UsageError(f"the corpus {self.path} holds no document: {_REMEDY}")
-        source = grain.MapDataset.range(len(self._starts))
-        self._order = source.shuffle(seed=seed % 2**32)
+        opened = sources.open_sources(self.path, data_dir=data_dir, split=split)
+        self._names, self._sources = list(opened), list(opened.values())
+        self._ends = list(itertools.accumulate(map(len, self._sources)))
+        self._skipped = array.array("Q")  # over the rows of all sources
+        for source, end in zip(self._sources, self._ends, strict=True):
+            self._skipped.extend(end - len(source) + row for row in source.skipped)
+        # Before the skipped row number i lie as many documents as it has rows before it, less i.
+        self._before = array.array("Q", (row - i for i, row in enumerate(self._skipped)))
+        if not len(self):
+            raise types.UsageError(f"the corpus {self.path} holds no document: {sources.REMEDY}")
+        self._order = grain.MapDataset.range(len(self)).shuffle(seed=seed % 2**32)
 
     def __len__(self) -> int:
         """Number of documents, which is the length of an epoch."""
-        return len(self._starts)
+        return self._ends[-1] - len(self._skipped)
 
     def document(self, position: int) -> types.Document:
         """The document at `position`, cut after `max_words` words.
 
         Each document comes once in positions [k * len, (k + 1) * len), in an order of that
-        epoch's own. Depends on the file, the seed and the position only.
+        epoch's own. Depends on the files, the seed and the position only.
         """
-        row = self._order[position]
-        line = os.pread(self._file.fileno(), self._lengths[row], self._starts[row])
-        record = _parse(line)
+        number = self._order[position]
+        name, source, row = self._locate(number + bisect.bisect_right(self._before, number))
+        record = source.read(row)
         if record is None:
             raise types.UsageError(
-                f"line {self._lines[row]} of the corpus {self.path} has changed since the start: "
-                "leave the file as it is during a run and start again"
+                f"{_place(name, source, row)} of the corpus {self.path} has changed since the "
+                "start: leave the files as they are during a run and start again"
             )
-        name = f"{self._lines[row]}" if record.id is None else f"{self._lines[row]}:{record.id}"
-        return types.Document(id=name, text=first_words(record.document, self._max_words))
+        text = first_words(record.document, self._max_words)
+        return types.Document(id=_identity(name, row, record), text=text)
+
+    def in_order(self) -> Iterator[types.Document]:
+        """All documents once, as they lie in the files, uncut."""
+        for name, source in zip(self._names, self._sources, strict=True):
+            for row, record in enumerate(source):
+                if record is not None:
+                    yield types.Document(id=_identity(name, row, record), text=record.document)
+
+    @property
+    def skipped(self) -> int:
+        """Number of records without text."""
+        return len(self._skipped)
+
+    @property
+    def skipped_places(self) -> tuple[str, ...]:
+        """Where the first five of them are; lines, rows and records are counted from 1."""
+        return tuple(_place(*self._locate(row)) for row in self._skipped[:5])
 
     def warning(self) -> str | None:
-        """One sentence about skipped lines, or None where there were none."""
+        """One sentence about skipped records, or None where there were none."""
         if not self.skipped:
             return None
-        lines = ", ".join(map(str, self.skipped_lines))
-        more = ", ..." if self.skipped > len(self.skipped_lines) else ""
+        more = ", ..." if self.skipped > len(self.skipped_places) else ""
         return (
-            f"skipped {self.skipped} blank, broken or empty lines of the corpus {self.path} "
-            f"(line {lines}{more}): each line should be an object with a `text` or `orig_doc` "
+            f"skipped {self.skipped} blank, broken or empty records of the corpus {self.path} "
+            f"({', '.join(self.skipped_places)}{more}): each should hold a `text` or `orig_doc` "
             "string"
         )
 
     def close(self) -> None:
-        self._file.close()
+        """Let go of the sources, and so of what they hold open."""
+        self._sources.clear()
 
     def __enter__(self) -> Corpus:
         return self
@@ -106,17 +106,10 @@ class Corpus:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _index(self) -> None:
-        start = 0
-        for number, line in enumerate(self._file, start=1):
-            if _parse(line) is None:
-                self.skipped += 1
-                self.skipped_lines = (*self.skipped_lines, number)[:5]
-            else:
-                self._starts.append(start)
-                self._lengths.append(len(line))
-                self._lines.append(number)
-            start += len(line)
+    def _locate(self, row: int) -> tuple[str, sources.Source, int]:
+        """The source in which a row of them all lies, with its name, and the row in it."""
+        n = bisect.bisect_right(self._ends, row)
+        return self._names[n], self._sources[n], row - (self._ends[n] - len(self._sources[n]))
 
 
 def first_words(text: str, count: int) -> str:
@@ -125,10 +118,12 @@ def first_words(text: str, count: int) -> str:
     return text if word is None else text[: word.start()].rstrip()
 
 
-def _parse(line: bytes) -> _Record | None:
-    """The record of a line, or None where it holds no document."""
-    try:
-        record = _DECODER.decode(line)
-    except msgspec.DecodeError:
-        return None
-    return record if record.document else None
+def _place(name: str, source: sources.Source, row: int) -> str:
+    """Where a record is, for people."""
+    return f"{name} {source.unit} {row + 1}".strip()
+
+
+def _identity(name: str, row: int, record: sources.Record) -> str:
+    """Where a record is and what it is called, as the id of its document."""
+    parts = (name, row + 1, record.id)
+    return ":".join(str(part) for part in parts if part not in (None, ""))

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from spade_jax.design import sources
 from spade_jax.design.corpus import Corpus
 from spade_jax.design.families import FAMILIES, LEVELS, sample_program, theme_of
 from spade_jax.envs import contract
@@ -182,15 +183,9 @@ def _json_records(table: Path) -> Iterator[Any]:
 
 
 def _parquet_records(table: Path) -> Iterator[Any]:
+    pyarrow = sources.import_pyarrow()
     try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise UsageError(
-            f"the pool {table} needs pyarrow; run `pip install pyarrow`, or write it as JSONL"
-        ) from None
-    try:
-        with parquet.ParquetFile(table) as file:
+        with pyarrow.parquet.ParquetFile(table) as file:
             wanted = [name for name in Row.__struct_fields__ if name in file.schema_arrow.names]
             for batch in file.iter_batches(batch_size=256, columns=wanted):
                 yield from batch.to_pylist()
