@@ -21,6 +21,7 @@ setup(
     package_data={"": ["prompts/**/*", "assets/**/*"]},
     install_requires=[
         "absl-py>=2.4",
+        "datasketch>=2.0",
         "flax>=0.12",
         "grain>=0.2.13",
         "jax>=0.10",

@@ -96,6 +96,18 @@ def get_config() -> config_dict.ConfigDict:
     c.validation.max_trivial = 0.1  # share of instances a constant or null action may win
     c.validation.max_random = 0.25  # share random actions may win (or chance + 0.1)
 
+    c.novelty = config_dict.ConfigDict()
+    c.novelty.threshold = 0.9  # resemblance of code from which on it nearly repeats; 1: off
+    c.novelty.quota = 4  # near-duplicates accepted at a regeneration
+
+    c.pool = config_dict.ConfigDict()
+    # Environments whose last iteration's win rate is above retire_easy or below retire_hard are
+    # played no more; 1 and 0 retire none.
+    c.pool.retire_easy = 1.0
+    c.pool.retire_hard = 0.0
+    c.pool.min_plays = 8  # plain plays before an environment may retire
+    c.pool.keep = 0  # most environments within these bounds that go on into the next epoch
+
     c.sandbox = config_dict.ConfigDict()
     c.sandbox.step_seconds = 2.0  # wall limit of construct, reset and step, each
     c.sandbox.cpu_seconds = 20.0  # of one instance, in all

@@ -36,6 +36,8 @@ def get_config() -> config_dict.ConfigDict:
     c.design.max_tokens = 448
     c.design.temperature = 1.0
 
+    c.novelty.threshold = 1.0  # the families it writes resemble one another
+
     c.play.hint_plays = 8
     c.play.max_turns = 8
     c.play.reply_tokens = 48

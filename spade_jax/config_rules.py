@@ -83,6 +83,12 @@ RANGES: dict[str, Range] = {
     "validation.solve_seeds": COUNT,
     "validation.max_trivial": SHARE,
     "validation.max_random": SHARE,
+    "novelty.threshold": PART,
+    "novelty.quota": NOT_NEGATIVE,
+    "pool.retire_easy": SHARE,
+    "pool.retire_hard": SHARE,
+    "pool.min_plays": COUNT,
+    "pool.keep": NOT_NEGATIVE,
     "sandbox.step_seconds": POSITIVE,
     "sandbox.cpu_seconds": POSITIVE,
     "sandbox.memory_mb": COUNT,
@@ -214,6 +220,21 @@ RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
         lambda c: c.environments.gamma_fast > c.environments.gamma_slow,
         "environments.gamma_fast is {c.environments.gamma_fast} but must exceed "
         "environments.gamma_slow ({c.environments.gamma_slow}); raise it",
+    ),
+    (
+        lambda c: c.memory.size >= c.design.num_envs + c.pool.keep,
+        "memory.size is {c.memory.size} but must hold the design.num_envs + pool.keep = "
+        "{c.design.num_envs} + {c.pool.keep} environments of a pool; raise memory.size",
+    ),
+    (
+        lambda c: c.pool.retire_hard < c.pool.retire_easy,
+        "pool.retire_hard is {c.pool.retire_hard} but must be below pool.retire_easy "
+        "({c.pool.retire_easy}); swap them, or set 0 and 1 to retire none",
+    ),
+    (
+        lambda c: not (c.pool.keep and c.design.fixed_pool),
+        "pool.keep is {c.pool.keep} but a fixed pool draws every epoch anew, without replacement; "
+        "set pool.keep to 0, or design.fixed_pool to 0",
     ),
     (
         lambda c: c.play.context > c.play.reply_tokens,

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Container, Mapping, Sequence
 
+from spade_jax.design.novelty import diversity
 from spade_jax.evals.heldout import Item, by, mean, won
 from spade_jax.learn.regret import pool_regrets
 from spade_jax.metrics import Value
@@ -16,6 +17,7 @@ from spade_jax.types import (
     Design,
     Episode,
     HostState,
+    MemoryRecord,
     PoolEntry,
     Reason,
     Role,
@@ -51,12 +53,14 @@ def of_iteration(made: Made, host: HostState, training: Container[str]) -> Measu
     seconds = {
         "corpus/position": host.corpus_position,
         "memory/size": len(host.memory),
+        "memory/skill_entropy": _entropy([record.skill for record in host.memory]),
         "sample/tokens": made.tokens_sampled,
     }
     rewards = list(made.rewards.values())
     return {
         **of_play(made.episodes, host.pool),
         **of_designs(made.designs, made.verdicts, training),
+        **of_novelty(made.designs, made.verdicts, host.memory),
         **of_samples(made.samples),
         **made.learned,
         **({"designer/reward_mean": _mean(rewards)} if rewards else {}),
@@ -82,16 +86,19 @@ def of_play(episodes: Sequence[Episode], pool: Sequence[PoolEntry]) -> Measured:
         "play/environments": len(pool),
         "play/failed_share": _mean([e.failure is not None for e in episodes]),
         "play/hung_share": _mean([entry.hung for entry in pool]),
+        "play/retired_share": _mean([entry.retired for entry in pool]),
     }
     for kind, n in collections.Counter(e.failure.kind for e in episodes if e.failure).items():
         measured[f"play/failed/{kind}"] = n
-    windows = [entry.plain[-1] for entry in pool if entry.plain and entry.plain[-1]]
+    playing = [entry for entry in pool if not entry.retired]
+    windows = [entry.plain[-1] for entry in playing if entry.plain and entry.plain[-1]]
     measured["agent/zero_variance_share"] = _mean([max(w) - min(w) <= 1e-6 for w in windows])
     rates = [_mean([r > 0.5 for r in w]) for w in windows]
     tenths = collections.Counter(min(int(rate * 10), 9) for rate in rates)
     measured |= {f"agent/win_rate/{k}": _ratio(tenths[k], len(rates)) for k in range(10)}
     if hinted:
-        pooled = pool_regrets([entry.regret for entry in pool])
+        new = {e.environment_id for e in hinted}
+        pooled = pool_regrets([entry.regret for entry in pool if entry.environment.id in new])
         measured |= {
             "agent/return_hinted_mean": _mean(_returns(hinted)),
             "play/hint_leak_share": _mean([e.hint_leaks for e in hinted]),
@@ -111,16 +118,36 @@ def of_designs(
         return {}
     n = len(designs)
     rejected = collections.Counter(v.reason for v in verdicts if not v.accepted)
+    near = [v for v in verdicts if v.reason is Reason.NEW and v.resembles]
     accepted = [v.fingerprint for v in verdicts if v.accepted]
     programs = [d for d, v in zip(designs, verdicts, strict=True) if v.accepted]
     return {
         "designer/valid_share": len(accepted) / n,
-        "designer/duplicate_share": rejected[Reason.NEW] / n,
+        "designer/duplicate_share": (rejected[Reason.NEW] - len(near)) / n,
         "designer/new_share": _mean([mark not in training for mark in accepted]),
         "designer/class_names": len({_CLASS.findall(d.code)[-1] for d in programs}),
         "designer/truncated_share": sum(d.stop is StopReason.LENGTH for d in designs) / n,
         "designer/reply_tokens_mean": sum(sum(d.record.action) for d in designs) / n,
         **{f"designer/reject/{reason}": count / n for reason, count in rejected.items()},
+    }
+
+
+def of_novelty(
+    designs: Sequence[Design], verdicts: Sequence[Verdict], memory: Sequence[MemoryRecord]
+) -> Measured:
+    """How unlike one another the programs of a regeneration are, and those remembered after it."""
+    if not designs:
+        return {}
+    marks = [v.fingerprint for v in verdicts if v.fingerprint]
+    accepted = [d.code for d, v in zip(designs, verdicts, strict=True) if v.accepted]
+    return {
+        "designer/distinct_share": _ratio(len(set(marks)), len(marks)),
+        "designer/diversity": diversity(accepted),
+        "designer/resemblance_mean": _mean(
+            [v.resemblance for v in verdicts if v.resemblance is not None]
+        ),
+        "designer/near_duplicate_share": _mean([bool(v.resembles) for v in verdicts]),
+        "memory/diversity": diversity([record.code for record in memory]),
     }
 
 
@@ -174,6 +201,12 @@ def _returns(episodes: Sequence[Episode]) -> list[float]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
+
+
+def _entropy(names: Sequence[str]) -> float | None:
+    """Of how the names are spread, in nats: log k where k of them are equally frequent."""
+    shares = [count / len(names) for count in collections.Counter(names).values()]
+    return math.fsum(-share * math.log(share) for share in shares) if names else None
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:

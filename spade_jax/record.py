@@ -31,7 +31,7 @@ class Journal:
         """Write down an iteration; `host` is the state after it."""
         self.environments.write(made.designs, made.verdicts)
         write_episodes(self.workdir, iteration, made.episodes, self.episodes)
-        played = {entry.environment.id for entry in host.pool}
+        played = {entry.environment.id for entry in host.pool if not entry.retired}
         self.archive.append(iteration, (m for m in host.memory if m.environment_id in played))
         self.alarms.append({**msgspec.to_builtins(each), "message": str(each)} for each in raised)
 

@@ -36,6 +36,9 @@ def score(c: config_dict.ConfigDict, host: HostState, episodes: Sequence[Episode
     arms = by_environment(episodes)
     pool, returns = [], collections.defaultdict(list)
     for entry in host.pool:
+        if entry.retired:
+            pool.append(entry)
+            continue
         plain, hinted = (arms.get((entry.environment.id, arm), []) for arm in Arm)
         known = tuple(e.episode_return for e in trained(c, plain) if e.episode_return is not None)
         returns[entry.environment.skill] += known
@@ -132,8 +135,8 @@ def compare_designer(
     """The designer's samples whose delay is over, each against the others of its skill or prompt.
 
     `earlier` is the state as the iteration found it: when a new pool has been opened, the window of
-    the old one's designs is complete. At the last iteration all that wait are due.
-    Returned with the samples and the state: raw rewards by id, and metrics.
+    the old one's designs is complete, that of those played on among them. At the last iteration all
+    that wait are due. Returned with the samples and the state: raw rewards by id, and metrics.
     """
     last = host.iteration + 1 >= c.iterations
     wait = host.iteration - c.learn.designer_delay
@@ -141,7 +144,9 @@ def compare_designer(
     host = dataclasses.replace(host, pending=host.pending[len(due) :])
     if not c.learn.train_designer:
         return [], host, {}, {}
-    entries = {e.environment.id: e for e in (*earlier.pool, *host.pool)}
+    opened = host.iteration % c.design.regenerate_every == 0
+    pools = [*host.pool, *earlier.pool] if opened else [*earlier.pool, *host.pool]
+    entries = {e.environment.id: e for e in pools}
     known = host.trackers if c.learn.designer_delay else earlier.trackers
     scored = [score_design(c, known, p, entries.get(p.environment_id)) for p in due]
     scale = advantages.role_scale(
@@ -231,6 +236,8 @@ def remember(c: config_dict.ConfigDict, host: HostState, skipped_in_row: int) ->
                 iteration=entry.environment.iteration,
                 win_rate=sum(v > 0.5 for v in window) / len(window) if window else None,
                 regret=entry.regret.mean,
+                seeds=entry.environment.seeds,
+                document=entry.environment.document,
             )
         )
     updated = memory.remember(host.memory, records, c.memory.size)

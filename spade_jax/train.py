@@ -23,7 +23,7 @@ from spade_jax import config as configs
 from spade_jax import health, measures, record, scoring, summary
 from spade_jax import run as run_setup
 from spade_jax.checkpoint import Checkpoints, abstract
-from spade_jax.design import designer, fixed_pool, skills
+from spade_jax.design import designer, fixed_pool, novelty, pool, skills
 from spade_jax.envs import validation
 from spade_jax.envs.sandbox import Reset, Sandbox
 from spade_jax.evals import heldout
@@ -70,7 +70,10 @@ def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerStat
             designs = write_designs(run, policy, tasks)
         with stage("validate"):
             verdicts = validate(run, designs, host)
-        host = open_epoch(host, designs, verdicts, policy.version)
+        kept = pool.keep(host.pool, pool_bounds(c), c.pool.keep)
+        host = open_epoch(host, designs, verdicts, policy.version, kept)
+    else:
+        host = dataclasses.replace(host, pool=pool.retire(host.pool, pool_bounds(c)))
     with stage("play"):
         episodes = play_pool(run, policy, host)
     with stage("score"):
@@ -126,8 +129,8 @@ def write_designs(run: Run, policy: Policy, tasks: Sequence[DesignTask]) -> list
 
 def validate(run: Run, designs: Sequence[Design], host: HostState) -> list[Verdict]:
     """Verdicts on programs nobody has run yet; those of this run count as known."""
-    v = run.config.validation
-    return validation.validate(
+    c, v = run.config, run.config.validation
+    verdicts = validation.validate(
         run.sandbox,
         [(design.code, design.task.kind) for design in designs],
         seen=frozenset(host.fingerprints),
@@ -138,13 +141,24 @@ def validate(run: Run, designs: Sequence[Design], host: HostState) -> list[Verdi
             max_random=v.max_random,
         ),
     )
+    return novelty.refuse_near_duplicates(
+        designs,
+        verdicts,
+        host.memory,
+        threshold=c.novelty.threshold,
+        quota=c.novelty.quota,
+    )
 
 
 def open_epoch(
-    host: HostState, designs: Sequence[Design], verdicts: Sequence[Verdict], version: int
+    host: HostState,
+    designs: Sequence[Design],
+    verdicts: Sequence[Verdict],
+    version: int,
+    kept: Sequence[PoolEntry] = (),
 ) -> HostState:
-    """A new pool of the accepted designs; all designs wait for their outcome."""
-    pool, pending, marks = [], [], []
+    """A new pool of the accepted designs and what is `kept`; all designs wait for their outcome."""
+    entries, pending, marks = [], [], []
     for design, verdict in zip(designs, verdicts, strict=True):
         task = design.task
         pending.append(
@@ -165,13 +179,15 @@ def open_epoch(
                 code=design.code,
                 iteration=task.iteration,
                 fingerprint=verdict.fingerprint,
+                seeds=tuple(seed.environment_id for seed in task.positives),
+                document=task.document.id if task.document else None,
             )
-            pool.append(PoolEntry(environment=environment))
+            entries.append(PoolEntry(environment=environment))
             marks += [verdict.fingerprint, verdict.behaviour]
     documents = sum(design.task.document is not None for design in designs)
     return dataclasses.replace(
         host,
-        pool=tuple(pool),
+        pool=(*entries, *kept),
         pending=(*host.pending, *pending),
         fingerprints=(*host.fingerprints, *marks),
         corpus_position=host.corpus_position + documents,
@@ -222,20 +238,26 @@ def probe(sandbox: Sandbox, drawn: Sequence[Environment]) -> list[Environment]:
     return kept
 
 
+def pool_bounds(c: config_dict.ConfigDict) -> pool.Bounds:
+    """Win rates beyond which an environment retires."""
+    return pool.Bounds(c.pool.retire_easy, c.pool.retire_hard, c.pool.min_plays)
+
+
 def play_pool(run: Run, policy: Policy, host: HostState) -> list[Episode]:
-    """Plain plays of the pool and, in the iteration that made it, hinted ones on the same seeds.
+    """Plain plays of the pool and, of what it plays first, hinted ones on the same seeds.
 
     With `play.paired_plays` each of the latter has its plain partner, trained on or not.
     """
     c = run.config
-    hinted = c.play.hint_plays if host.iteration % c.design.regenerate_every == 0 else 0
-    plain = max(c.play.plays, hinted) if c.play.paired_plays else c.play.plays
-    counts = {Arm.PLAIN: plain, Arm.HINTED: hinted}
+    hinted = c.play.hint_plays
+    paired = max(c.play.plays, hinted) if c.play.paired_plays else c.play.plays
+    plain_and_hinted = {True: (paired, hinted), False: (c.play.plays, 0)}  # of a new one or not
+    playing = [entry for entry in host.pool if not entry.retired]
     jobs = [
         Job(e, arm, k, play_seed(c.seed, e.id, host.iteration, k))
-        for arm, count in counts.items()
-        for e in (entry.environment for entry in host.pool)
-        for k in range(count)
+        for i, arm in enumerate(Arm)
+        for e, new in ((entry.environment, not entry.plain) for entry in playing)
+        for k in range(plain_and_hinted[new][i])
     ]
     return play(
         policy,

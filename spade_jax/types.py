@@ -136,7 +136,11 @@ class Document:
 
 @dataclass
 class MemoryRecord:
-    """What is remembered of one environment. Win rate and regret are None while unknown."""
+    """What is remembered of one environment. Win rate and regret are None while unknown.
+
+    `seeds` are the ids of the good examples its designer was shown, and `document` that of what it
+    read.
+    """
 
     environment_id: str
     skill: str
@@ -145,6 +149,8 @@ class MemoryRecord:
     iteration: int
     win_rate: float | None = None
     regret: float | None = None
+    seeds: tuple[str, ...] = ()
+    document: str | None = None
 
 
 @dataclass
@@ -224,6 +230,8 @@ class Verdict:
     solution or rollout (it broke there), plays (judged by how they went), pool (it is not new).
     `fingerprint` identifies the normalised syntax tree and `behaviour` the transcripts on fixed
     seeds; both are empty, and `measures` is None, where validation ended before they were known.
+    `resemblance` is that to the most alike of earlier environments, from 0 to 1; None where there
+    is none, or an earlier check rejected the design. `resembles` names it for a near-duplicate.
     """
 
     reason: Reason
@@ -232,6 +240,8 @@ class Verdict:
     fingerprint: str = ""
     behaviour: str = ""
     measures: Measures | None = None
+    resemblance: float | None = None
+    resembles: str = ""
 
     @property
     def accepted(self) -> bool:
@@ -255,6 +265,8 @@ class Environment:
     task: str = ""
     level: int = 0
     modules: tuple[str, ...] | None = None
+    seeds: tuple[str, ...] = ()  # as in MemoryRecord
+    document: str | None = None
 
 
 # -- playing ----------------------------------------------------------------------------------
@@ -382,9 +394,10 @@ class Sample:
 class PoolEntry:
     """An environment of the current epoch with what its plays returned.
 
-    `plain` holds, for each iteration it was played in, the returns of that iteration's plays;
+    `plain` holds, for each iteration it was played in, the returns of that iteration's plays; of an
+    environment kept from an earlier epoch only those from the last iteration before this epoch on.
     `regret` and the share of hinted episodes whose hint held the answer are measured once, at its
-    regeneration step.
+    regeneration step. A retired one is no longer played.
     """
 
     environment: Environment
@@ -392,6 +405,7 @@ class PoolEntry:
     regret: Regret = Regret(mean=None, stderr=None, pairs=0)
     hung: bool = False
     leak_share: float = 0.0
+    retired: bool = False
 
 
 @dataclass
@@ -445,7 +459,7 @@ class HostState:
     trackers: dict[str, Tracker] = dataclasses.field(default_factory=dict)
     baselines: dict[str, float] = dataclasses.field(default_factory=dict)
     difficulty: dict[str, Difficulty] = dataclasses.field(default_factory=dict)  # by task
-    fingerprints: tuple[str, ...] = ()
+    fingerprints: tuple[str, ...] = ()  # and behaviours, of the whole run: 40 bytes an environment
     skipped_in_row: int = 0  # updates without a finite gradient up to now, in a row
     few_valid_in_row: int = 0  # regenerations under health.stop_valid_share up to now, in a row
     alarms: tuple[str, ...] = ()  # names of those that are raised

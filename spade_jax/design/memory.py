@@ -18,12 +18,15 @@ TOO_HARD = 0.1  # a win rate below it
 
 
 def remember(memory: Memory, records: Iterable[types.MemoryRecord], size: int) -> Memory:
-    """The memory with `records` added and the oldest beyond `size` forgotten.
+    """The memory with `records` added and the oldest beyond `size` forgotten, `records` last.
 
     A record of an environment that is remembered already replaces it in its place.
     """
-    kept = {each.environment_id: each for each in memory}
-    kept.update((each.environment_id, each) for each in records)
+    new = {each.environment_id: each for each in records}
+    kept = {each.environment_id: each for each in memory} | new
+    spare = max(0, len(kept) - size)
+    for old in [name for name in kept if name not in new][:spare]:
+        del kept[old]
     return tuple(kept.values())[-size:] if size > 0 else ()
 
 

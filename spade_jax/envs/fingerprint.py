@@ -23,16 +23,24 @@ _SCOPES = (*_FUNCTIONS, *_COMPREHENSIONS)
 def fingerprint(code: str) -> str:
     """16 hexadecimal digits, equal for programs that differ in names, strings and comments only.
 
+    SyntaxError for code that cannot be read.
+    """
+    text = "\x1f".join(words(code))
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+def words(code: str) -> list[str]:
+    """The syntax tree as a sequence of words, without what only words it differently.
+
     Docstrings and annotations are dropped, names the program binds are numbered by appearance
     within their scope, string literals lose their text. Numbers, operations, the contract's method
     names and names of libraries are kept. SyntaxError for code that cannot be read.
     """
     tree = parse_program(code)
     try:
-        parts = list(_Writer(tree).write(tree))
+        return list(_Writer(tree).write(tree))
     except RecursionError as error:
         raise SyntaxError("the program is nested too deeply") from error
-    return hashlib.blake2b("\x1f".join(parts).encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 class _Writer:

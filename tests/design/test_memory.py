@@ -1,5 +1,6 @@
 """Memory: what is kept, what a prompt may show of it, and the archive."""
 
+import dataclasses
 import random
 from pathlib import Path
 
@@ -141,7 +142,8 @@ def test_cut_is_a_prefix_that_fits(code: str, characters: int) -> None:
 def test_archive_grows_and_is_cut_back(tmp_path: Path) -> None:
     path = tmp_path / "memory" / "archive.jsonl"
     with memory.Archive(path, 0) as archive:
-        archive.append(0, [_record("a"), _record("b", win_rate=None)])
+        unknown = dataclasses.replace(_record("b", win_rate=None), seeds=("z",), document="3:bees")
+        archive.append(0, [_record("a"), unknown])
         archive.append(4, [_record("c", iteration=4)])
         archive.append(8, [_record("a", win_rate=0.25)])
     with path.open("ab") as file:
@@ -164,4 +166,6 @@ def test_archive_grows_and_is_cut_back(tmp_path: Path) -> None:
         "iteration": 0,
         "win_rate": None,
         "regret": 0.0,
+        "seeds": ["z"],
+        "document": "3:bees",
     }
