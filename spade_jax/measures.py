@@ -52,8 +52,6 @@ def of_iteration(made: Made, host: HostState, training: Container[str]) -> Measu
     """
     seconds = {
         "corpus/position": host.corpus_position,
-        "memory/size": len(host.memory),
-        "memory/skill_entropy": _entropy([record.skill for record in host.memory]),
         "sample/tokens": made.tokens_sampled,
     }
     rewards = list(made.rewards.values())
@@ -67,6 +65,7 @@ def of_iteration(made: Made, host: HostState, training: Container[str]) -> Measu
         **made.scored,
         **of_trackers(host),
         **of_difficulty(host),
+        **of_memory(host.memory),
         **seconds,
     }
 
@@ -151,6 +150,16 @@ def of_novelty(
     }
 
 
+def of_memory(memory: Sequence[MemoryRecord]) -> Measured:
+    """How much is remembered, and how evenly of the skills."""
+    counts = collections.Counter(record.skill for record in memory).values()
+    shares = [count / len(memory) for count in counts]
+    return {
+        "memory/size": len(memory),
+        "memory/skill_entropy": math.fsum(-s * math.log(s) for s in shares) if shares else None,
+    }
+
+
 def of_samples(samples: Sequence[Sample]) -> Measured:
     """How many conversations of each role were learned from, and how strongly."""
     roles = collections.Counter(sample.role for sample in samples)
@@ -201,12 +210,6 @@ def _returns(episodes: Sequence[Episode]) -> list[float]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
-
-
-def _entropy(names: Sequence[str]) -> float | None:
-    """Of how the names are spread, in nats: log k where k of them are equally frequent."""
-    shares = [count / len(names) for count in collections.Counter(names).values()]
-    return math.fsum(-share * math.log(share) for share in shares) if names else None
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:

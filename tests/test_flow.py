@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from ml_collections import config_dict
 from spade_jax import metrics, train, weights
 from spade_jax import run as run_setup
 from spade_jax.checkpoint import Checkpoints, abstract
+from spade_jax.learn.learner import Learner
 from spade_jax.learn.step import LearnerState
 from spade_jax.policy import hub
 from spade_jax.record import read_evaluations
@@ -112,6 +114,55 @@ def test_two_iterations_by_hand(model_folder: Path, monkeypatch: pytest.MonkeyPa
 FIXED = {"environments__source": "fixed", "environments__size": 6}
 
 
+def test_the_pool_by_hand(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The easy one retires after an iteration; the first of the hard ones goes on."""
+
+    def scripted(run: Run, state: LearnerState) -> small_run.Scripted:
+        return small_run.Scripted(run.tokenizer, speak, version=int(state.step))
+
+    def learn(
+        self: Learner, state: LearnerState, samples: list, rng: random.Random, skipped: int
+    ) -> tuple:
+        return state, {"learn/skipped_in_row": skipped}
+
+    monkeypatch.setattr(Run, "policy", scripted)
+    monkeypatch.setattr(Learner, "update", learn)
+    fields = {"pool__retire_easy": 0.9, "pool__min_plays": 2, "pool__keep": 1}
+    c = small_run.run_config(model_folder, **BY_HAND, **fields, iterations=4)
+    host, steps = HostState(), []
+    with run_setup.set_up(c) as (run, state):
+        for _ in range(3):
+            state, host, made = train.iterate(run, state, host)
+            steps.append((host, made))
+
+    (first, _), (second, made), (third, last) = steps
+    easy, *hard = (entry.environment.id for entry in first.pool)
+    assert [entry.retired for entry in first.pool] == [False] * 3
+    assert [(e.environment.id, e.retired) for e in second.pool] == [
+        (easy, True),
+        *((name, False) for name in hard),
+    ]
+    assert [e.environment_id for e in made.episodes] == [name for name in hard for _ in range(2)]
+    assert [entry.plain for entry in second.pool] == [((1, 1),), *[((1, 0), (1, 0))] * 2]
+    # All three have their window, the retired one the one iteration it was played.
+    assert last.rewards == pytest.approx({easy: 0, **dict.fromkeys(hard, 1)})
+    assert len([s for s in last.samples if s.role is Role.DESIGNER]) == 4
+    *new, kept = third.pool
+    assert kept.environment.id == hard[0] and kept.plain == ((1, 0), (1, 0))
+    assert {e.environment.id[:6] for e in new} == {"000002"}
+    assert kept.regret == second.pool[1].regret
+    arms = {(e.environment_id, e.arm) for e in last.episodes}
+    assert (kept.environment.id, Arm.PLAIN) in arms
+    assert (kept.environment.id, Arm.HINTED) not in arms
+    assert (new[0].environment.id, Arm.HINTED) in arms
+    seeds = [{e.seed for e in m.episodes if e.environment_id == hard[0]} for _, m in steps]
+    assert len(set.union(*seeds)) == 3 * 2, "new instances every iteration"
+    remembered = {record.environment_id: record for record in third.memory}
+    assert len(remembered) == len(third.memory) == 3 + len(new)
+    [seed] = remembered[new[0].environment.id].seeds
+    assert seed in hard and remembered[new[0].environment.id].document is not None
+
+
 # -- what a run leaves ------------------------------------------------------------------------
 
 
@@ -190,7 +241,8 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
     capsys: pytest.CaptureFixture,
 ) -> None:
     small_run.script_the_designer(monkeypatch)
-    c = small_run.run_config(model_folder, iterations=4)
+    fields = {"pool__keep": 2, "novelty__threshold": 0.9, "novelty__quota": 1}
+    c = small_run.run_config(model_folder, **fields, iterations=4)
     through, parts = tmp_path / "through", tmp_path / "parts"
     assert train.train(c, through) == 0
     # Designs are trained when their delay of two iterations is over, or with the last iteration.

@@ -1,5 +1,7 @@
 """The numbers of an iteration, from episodes and designs whose outcomes are known."""
 
+import dataclasses
+
 import pytest
 
 from spade_jax import measures
@@ -15,6 +17,7 @@ from spade_jax.types import (
     FailureKind,
     HostState,
     Kind,
+    MemoryRecord,
     PoolEntry,
     Reason,
     Regret,
@@ -140,8 +143,55 @@ def test_designs_by_hand() -> None:
     assert "designer/reject/accepted" not in m
 
 
+def test_near_duplicates_are_no_repetitions() -> None:
+    designs = [design(n, f"class AEnv: a = f{n}()") for n in range(4)]
+    verdicts = [
+        Verdict(reason=Reason.ACCEPTED, fingerprint="f", resemblance=0.25),
+        Verdict(reason=Reason.ACCEPTED, fingerprint="g", resemblance=1.0, resembles="x"),
+        Verdict(reason=Reason.NEW, fingerprint="h", resemblance=0.9, resembles="x"),
+        Verdict(reason=Reason.NEW, fingerprint="f"),
+    ]
+    m = measures.of_designs(designs, verdicts, ())
+    assert m["designer/duplicate_share"] == 1 / 4 and m["designer/reject/new"] == 1 / 2
+    m = measures.of_novelty(designs, verdicts, [])
+    assert m["designer/near_duplicate_share"] == 1 / 2
+    assert m["designer/resemblance_mean"] == pytest.approx(2.15 / 3)
+    assert m["designer/distinct_share"] == 3 / 4
+    assert m["designer/diversity"] > 0.2 and m["memory/diversity"] is None
+
+
+def test_memory_by_skill() -> None:
+    def entropy(*skills: str) -> float | None:
+        records = [
+            MemoryRecord(environment_id="", skill=s, code="", fingerprint="", iteration=0)
+            for s in skills
+        ]
+        return measures.of_memory(records)["memory/skill_entropy"]
+
+    assert entropy() is None
+    assert entropy("a", "a") == 0.0
+    assert entropy("a", "b", "b", "a") == pytest.approx(0.693147, abs=1e-6)  # log 2
+    # 1/4 log 4 + 3/4 log 4/3
+    assert entropy("a", "b", "b", "b") == pytest.approx(0.562335, abs=1e-6)
+
+
+def test_the_retired_were_not_played() -> None:
+    gone = dataclasses.replace(entry(1.0, 1.0), retired=True)
+    m = measures.of_play([episode(1.0)], [entry(1.0, 0.0), gone])
+    assert m["play/retired_share"] == 1 / 2
+    assert m["agent/win_rate/5"] == 1 and m["agent/zero_variance_share"] == 0
+
+
+def test_regret_is_that_of_what_was_played_with_its_hint() -> None:
+    kept = entry(1.0, regret=Regret(mean=0.0, stderr=0.0, pairs=2))
+    kept = dataclasses.replace(kept, environment=environment("kept"))
+    new = entry(1.0, regret=Regret(mean=1.0, stderr=0.0, pairs=2))
+    m = measures.of_play([episode(0.0), episode(1.0, arm=Arm.HINTED)], [kept, new])
+    assert m["designer/regret_mean"] == 1.0 and m["designer/regret_pairs"] == 2
+
+
 def test_an_iteration_without_designs_measures_none() -> None:
-    assert measures.of_designs([], [], ()) == {}
+    assert measures.of_designs([], [], ()) == measures.of_novelty([], [], []) == {}
 
 
 def test_samples_and_trackers() -> None:

@@ -20,6 +20,7 @@ from spade_jax.types import (
     FailureKind,
     HostState,
     Kind,
+    MemoryRecord,
     PendingDesign,
     PoolEntry,
     Reason,
@@ -219,6 +220,54 @@ def test_baselines_follow_the_raw_mean() -> None:
 
 
 # -- the designer's ---------------------------------------------------------------------------
+
+
+def test_the_retired_keep_what_they_had() -> None:
+    c = config.load("default")
+    gone = dataclasses.replace(NEW, plain=((1.0, 1.0),), retired=True)
+    assert scoring.score(c, HostState(pool=(gone,)), []) == HostState(pool=(gone,))
+
+
+def test_one_played_on_is_paid_for_its_own_window_once() -> None:
+    c = config.load("default")
+    c.learn.designer_delay = c.design.regenerate_every = 2
+    pending = PendingDesign(
+        environment_id="e",
+        skill="s",
+        iteration=0,
+        version=0,
+        reason=Reason.ACCEPTED,
+        record=TokenRecord(),
+    )
+    new = dataclasses.replace(NEW, regret=Regret(mean=0.0, stderr=None, pairs=1))
+    before = dataclasses.replace(new, plain=((1.0, 0.0), (0.0, 1.0)))  # on the plateau
+    after = dataclasses.replace(new, plain=((0.0, 1.0), (1.0, 1.0)))  # off it, having gone on
+    host = HostState(iteration=2, pool=(after,), pending=(pending,))
+    [sample], host, rewards = scoring.compare_designer(c, host, (before,), n_agent=2)
+    assert sample.role is Role.DESIGNER and rewards == {"e": pytest.approx(0.6)}
+    host = dataclasses.replace(host, iteration=3)
+    assert scoring.compare_designer(c, host, host.pool, n_agent=2) == ([], host, {})
+
+
+def test_memory_knows_where_a_design_came_from() -> None:
+    c = config.load("default")
+    environment = dataclasses.replace(
+        NEW.environment, code="x = 1", fingerprint="f", seeds=("a", "b"), document="3:bees"
+    )
+    entry = PoolEntry(environment=environment, plain=((1.0, 0.0), (0.5, 0.6)))
+    assert scoring.remember(c, HostState(pool=(entry,)), 0).memory == (
+        MemoryRecord(
+            environment_id="e",
+            skill="s",
+            code="x = 1",
+            fingerprint="f",
+            iteration=0,
+            win_rate=0.5,
+            regret=None,
+            seeds=("a", "b"),
+            document="3:bees",
+        ),
+    )
 
 
 def test_a_design_earns_its_reward_or_the_penalty_of_what_it_did() -> None:

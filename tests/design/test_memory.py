@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spade_jax import jsonl, types
+from spade_jax import config, jsonl, types
 from spade_jax.design import memory
 
 
@@ -44,6 +44,44 @@ def test_remember_replaces_what_is_known_in_its_place() -> None:
     kept = memory.remember((_record("a"), _record("b")), [_record("a", win_rate=0.9)], 3)
     assert _names(kept) == ["a", "b"]
     assert kept[0].win_rate == 0.9
+
+
+def test_what_is_still_played_is_not_forgotten() -> None:
+    records = tuple(_record(name) for name in "abcd")
+    kept = memory.remember(records, [_record("a", win_rate=0.75), _record("e")], 4)
+    assert _names(kept) == ["a", "c", "d", "e"]
+    assert kept[0].win_rate == 0.75
+    assert _names(memory.remember((), records, 3)) == ["b", "c", "d"]
+
+
+def test_the_published_sizes() -> None:
+    c = config.load("default").memory
+    assert (c.size, c.positives, c.negatives, c.code_characters) == (200, 2, 1, 2000)
+    assert memory.GOOD_WIN_RATES == (0.15, 0.85)
+    assert (memory.TOO_EASY, memory.TOO_HARD) == (0.9, 0.1)
+    kept = memory.remember((), (_record(str(i)) for i in range(201)), c.size)
+    assert (len(kept), kept[0].environment_id) == (200, "1")
+    code = "x = 10000\n" * 300  # lines of ten characters
+    assert memory.cut(code, c.code_characters) == ("x = 10000\n" * 200).rstrip()
+    longer = memory.cut("yy" + code, c.code_characters)  # its 200th line ends at 2,001
+    assert longer == "yy" + ("x = 10000\n" * 199).rstrip()
+
+
+def test_unknown_regret_comes_after_known_and_unknown_win_rate_never() -> None:
+    records = (
+        *(_record(f"known {i}", regret=-1.0) for i in range(10)),
+        _record("unknown regret", regret=None),
+        _record("unknown rate", win_rate=None, regret=9.0),
+    )
+    drawn = {
+        name
+        for seed in range(100)
+        for name in _names(memory.positive_seeds(records, "A", 2, random.Random(seed)))
+    }
+    assert drawn == {f"known {i}" for i in range(10)}
+    alone = memory.positive_seeds(records[10:], "A", 2, random.Random(0))
+    assert _names(alone) == ["unknown regret"]
+    assert memory.negative_examples(records, "A", 9, random.Random(0)) == ()
 
 
 def test_positive_seeds_come_from_the_band_of_win_rates() -> None:
