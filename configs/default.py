@@ -65,6 +65,8 @@ def get_config() -> config_dict.ConfigDict:
     c.design = config_dict.ConfigDict()
     c.design.prompts = "games"  # set of prompt texts in spade_jax/design/prompts
     c.design.num_envs = 24  # designs per regeneration
+    c.design.per_prompt = 1  # designs that answer the same prompt; divides num_envs
+    c.design.repair_turns = 0  # times a rejected design may be written anew; the first is trained
     c.design.regenerate_every = 4  # iterations an epoch of environments is played
     c.design.max_tokens = 16384  # of one design
     c.design.temperature = 0.6
@@ -89,6 +91,31 @@ def get_config() -> config_dict.ConfigDict:
     c.environments.gamma_fast = 0.35  # decay of the trackers of learning potential
     c.environments.gamma_slow = 0.15
     c.environments.random_share = 0.5  # of the environments, chosen at random and not by potential
+
+    c.hint = config_dict.ConfigDict()
+    # method: hint() of the program, for the instance | one text for all instances, written by the
+    # policy from the finished program: self | the designer beside the program: reply | a served
+    # model from the finished program: endpoint
+    c.hint.source = "self"
+    c.hint.max_tokens = 4096  # of a hint that self or endpoint writes, thinking included
+    c.hint.temperature = 0.3
+    c.hint.top_p = 1.0
+    c.hint.top_k = 0
+    c.hint.min_p = 0.0
+    c.hint.endpoint_url = ""  # of an OpenAI-compatible server, up to and with /v1
+    c.hint.endpoint_model = ""  # the name the server knows it by
+    c.hint.endpoint_key = ""  # environment variable that holds the API key; "" sends none
+
+    c.judge = config_dict.ConfigDict()
+    c.judge.source = "none"  # none | self: the policy | endpoint: a served model
+    c.judge.max_tokens = 4096  # of a judgement, thinking included
+    c.judge.temperature = 0.3
+    c.judge.top_p = 1.0
+    c.judge.top_k = 0
+    c.judge.min_p = 0.0
+    c.judge.endpoint_url = ""
+    c.judge.endpoint_model = ""
+    c.judge.endpoint_key = ""
 
     c.validation = config_dict.ConfigDict()
     c.validation.seeds = 32  # instances tried for triviality

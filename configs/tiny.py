@@ -38,6 +38,8 @@ def get_config() -> config_dict.ConfigDict:
 
     c.novelty.threshold = 1.0  # the families it writes resemble one another
 
+    c.hint.source = "method"
+
     c.play.hint_plays = 8
     c.play.max_turns = 8
     c.play.reply_tokens = 48

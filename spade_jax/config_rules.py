@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ml_collections import config_dict
 
-from spade_jax.design import prompts
+from spade_jax.design import hints, judge, prompts
 from spade_jax.design.procedural import PROVIDERS
 from spade_jax.learn.advantages import AGENT_ADVANTAGES, DESIGNER_GROUPS, PENALTIES
 from spade_jax.learn.batching import AGGREGATIONS
@@ -65,6 +65,8 @@ RANGES: dict[str, Range] = {
     "memory.negatives": NOT_NEGATIVE,
     "memory.code_characters": COUNT,
     "design.num_envs": COUNT,
+    "design.per_prompt": COUNT,
+    "design.repair_turns": NOT_NEGATIVE,
     "design.regenerate_every": COUNT,
     "design.max_tokens": COUNT,
     "design.temperature": POSITIVE,
@@ -79,6 +81,16 @@ RANGES: dict[str, Range] = {
     "environments.gamma_fast": PART,
     "environments.gamma_slow": PART,
     "environments.random_share": SHARE,
+    "hint.max_tokens": COUNT,
+    "hint.temperature": POSITIVE,
+    "hint.top_p": PART,
+    "hint.top_k": NOT_NEGATIVE,
+    "hint.min_p": SHARE,
+    "judge.max_tokens": COUNT,
+    "judge.temperature": POSITIVE,
+    "judge.top_p": PART,
+    "judge.top_k": NOT_NEGATIVE,
+    "judge.min_p": SHARE,
     "validation.seeds": COUNT,
     "validation.solve_seeds": COUNT,
     "validation.max_trivial": SHARE,
@@ -180,6 +192,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "environments.source": SOURCES,
     "environments.provider": PROVIDERS,
     "environments.difficulty": SCHEDULES,
+    "hint.source": hints.SOURCES,
+    "judge.source": judge.SOURCES,
     "reward.episode_return": tuple(RETURNS),
     "reward.designer": tuple(DESIGNER_REWARDS),
     "reward.penalties": PENALTIES,
@@ -232,9 +246,29 @@ RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
         "({c.pool.retire_easy}); swap them, or set 0 and 1 to retire none",
     ),
     (
-        lambda c: not (c.pool.keep and c.design.fixed_pool),
-        "pool.keep is {c.pool.keep} but a fixed pool draws every epoch anew, without replacement; "
-        "set pool.keep to 0, or design.fixed_pool to 0",
+        lambda c: not (c.pool.keep and actor_only(c)),
+        "pool.keep is {c.pool.keep} but with environments.source = {c.environments.source!r} every "
+        "epoch draws its own; set pool.keep to 0",
+    ),
+    (
+        lambda c: c.design.num_envs % c.design.per_prompt == 0,
+        "design.num_envs is {c.design.num_envs} but must be a multiple of design.per_prompt "
+        "({c.design.per_prompt}); change one of them",
+    ),
+    (
+        lambda c: c.hint.source != "reply" or not actor_only(c),
+        "hint.source is 'reply' but environments.source is {c.environments.source!r}, so that no "
+        "designer replies; choose method, self or endpoint",
+    ),
+    (
+        lambda c: c.hint.source != "endpoint" or (c.hint.endpoint_url and c.hint.endpoint_model),
+        "hint.source is 'endpoint' but hint.endpoint_url is {c.hint.endpoint_url!r} and "
+        "hint.endpoint_model {c.hint.endpoint_model!r}; set both, or choose another source",
+    ),
+    (
+        lambda c: c.judge.source != "endpoint" or (c.judge.endpoint_url and c.judge.endpoint_model),
+        "judge.source is 'endpoint' but judge.endpoint_url is {c.judge.endpoint_url!r} and "
+        "judge.endpoint_model {c.judge.endpoint_model!r}; set both, or choose another source",
     ),
     (
         lambda c: c.play.context > c.play.reply_tokens,

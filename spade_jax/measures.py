@@ -43,6 +43,7 @@ class Made:
     scored: Mapping[str, Value]  # of the designer's comparison and of the trackers
     learned: Mapping[str, Value]
     tokens_sampled: int
+    hints_missing: int | None = None  # of the environments that were to get one; None: none were
 
 
 def of_iteration(made: Made, host: HostState, training: Container[str]) -> Measured:
@@ -63,6 +64,7 @@ def of_iteration(made: Made, host: HostState, training: Container[str]) -> Measu
         **made.learned,
         **({"designer/reward_mean": _mean(rewards)} if rewards else {}),
         **made.scored,
+        **({} if made.hints_missing is None else {"play/hints_missing": made.hints_missing}),
         **of_trackers(host),
         **of_difficulty(host),
         **of_memory(host.memory),
@@ -116,6 +118,8 @@ def of_designs(
     if not designs:
         return {}
     n = len(designs)
+    repaired = [v.accepted for d, v in zip(designs, verdicts, strict=True) if d.repairs]
+    judged = [v.judge == "unknown" for v in verdicts if v.judge]
     rejected = collections.Counter(v.reason for v in verdicts if not v.accepted)
     near = [v for v in verdicts if v.reason is Reason.NEW and v.resembles]
     accepted = [v.fingerprint for v in verdicts if v.accepted]
@@ -128,6 +132,8 @@ def of_designs(
         "designer/truncated_share": sum(d.stop is StopReason.LENGTH for d in designs) / n,
         "designer/reply_tokens_mean": sum(sum(d.record.action) for d in designs) / n,
         **{f"designer/reject/{reason}": count / n for reason, count in rejected.items()},
+        **({"designer/repaired_share": sum(repaired) / n} if repaired else {}),
+        **({"designer/judge_unknown_share": _mean(judged)} if judged else {}),
     }
 
 

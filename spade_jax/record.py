@@ -72,7 +72,8 @@ class Environments:
             for cost in ("cpu_seconds", "memory_mb") if verdict.measures else ():
                 del judged["measures"][cost]
             name = f"{task.environment_id}.{'py' if design.code else 'txt'}"
-            (self.folder / name).write_text(design.code or design.reply, encoding="utf-8")
+            text = design.code or design.mended or design.reply
+            (self.folder / name).write_text(text, encoding="utf-8")
             lines.append(
                 {
                     "iteration": task.iteration,
@@ -84,6 +85,10 @@ class Environments:
                     "positives": [m.environment_id for m in task.positives],
                     "negatives": [m.environment_id for m in task.negatives],
                     "stop": str(design.stop),
+                    "prompt": task.prompt,
+                    "hint": design.hint,
+                    "repairs": design.repairs,
+                    "first": design.first,
                     **judged,
                 }
             )

@@ -16,7 +16,8 @@ from ml_collections import config_dict
 
 from spade_jax import weights
 from spade_jax.config_rules import actor_only
-from spade_jax.design import fixed_pool, procedural, prompts
+from spade_jax.design import designer, fixed_pool, procedural, prompts
+from spade_jax.design import judge as judging
 from spade_jax.design.corpus import Corpus
 from spade_jax.design.families import FAMILIES, LEVELS, sample_program
 from spade_jax.design.procedural import Procedural
@@ -28,13 +29,28 @@ from spade_jax.learn.learner import Learner, Settings
 from spade_jax.learn.step import LearnerState
 from spade_jax.metrics import Timer
 from spade_jax.play.episodes import Rules
+from spade_jax.policy import endpoint as endpoints
 from spade_jax.policy import hub, kernels, lora, sharding, templates
 from spade_jax.policy.conversation import Budget, Policy
+from spade_jax.policy.endpoint import Endpoint
 from spade_jax.policy.model import ModelConfig, Params, count, declare, merged
 from spade_jax.policy.sampler import Sampler
 from spade_jax.policy.sampling import Sampling
 from spade_jax.policy.tokenizer import ChatTokenizer
-from spade_jax.types import DesignTask, Environment, MemoryRecord, Role, UsageError
+from spade_jax.types import (
+    Design,
+    DesignTask,
+    Environment,
+    MemoryRecord,
+    Reason,
+    Role,
+    StopReason,
+    TokenRecord,
+    UsageError,
+    Verdict,
+)
+
+LONG_VERDICT = Verdict(reason=Reason.SOLVABLE, message="word " * (prompts.MESSAGE_CHARACTERS // 5))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +68,8 @@ class Run:
     sampler: Sampler
     learner: Learner
     timer: Timer
+    hinter: Endpoint | None = None  # writes the hints in the policy's place
+    judge: Endpoint | None = None  # judges designs in the policy's place
 
     def policy(self, state: LearnerState) -> Policy:
         """The weights of `state`, ready to talk; there is one such policy at a time."""
@@ -84,22 +102,13 @@ def _on_mesh(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
     params = source.load(shardings=places)
     if c.model.max_loss:
         weights.check_loss(params, model, tokenizer, source, c.model.max_loss)
-    warmup = max(1, c.optimizer.warmup)
-    tx = step.optimizer(
-        optax.linear_schedule(c.optimizer.lr / warmup, c.optimizer.lr, warmup - 1),
-        beta1=c.optimizer.beta1,
-        beta2=c.optimizer.beta2,
-        weight_decay=c.optimizer.weight_decay,
-        clip_norm=c.optimizer.clip_norm,
-        eps=c.optimizer.eps,
-        final_norm_rate=c.optimizer.final_norm_rate,
-    )
+    tx = new_optimizer(c)
     learner, trained = new_learner(c, model, params, tx)
     sampler = Sampler(
         params,
         model,
         slots=c.sampling.slots,
-        context=max(c.play.context, design_context(c, model)),
+        context=longest(c, model),
         stop_ids=tokenizer.stop_ids,
         dtype=jnp.dtype(c.model.compute_dtype),
         block=c.sampling.block,
@@ -107,7 +116,12 @@ def _on_mesh(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
     pool = open_pool(c)
     known = source.folder / hub.PROGRAMS_FILE
     training = frozenset(known.read_text().split() if known.exists() else ())
-    with open_corpus(c) as corpus, Sandbox(**c.sandbox) as sandbox:
+    with (
+        open_corpus(c) as corpus,
+        Sandbox(**c.sandbox) as sandbox,
+        open_endpoint(c.hint) as hinter,
+        open_endpoint(c.judge) as judge,
+    ):
         check_prompts(c, model, tokenizer, corpus)
         yield (
             Run(
@@ -122,6 +136,8 @@ def _on_mesh(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
                 sampler=sampler,
                 learner=learner,
                 timer=Timer(),
+                hinter=hinter,
+                judge=judge,
             ),
             sharding.place_state(step.create(trained, tx, ema=c.learn.ema_decay > 0)),
         )
@@ -149,6 +165,20 @@ def open_tasks(c: config_dict.ConfigDict, sandbox: Sandbox) -> dict[str, Procedu
         return {}
     with bundled_corpus(c) as documents:
         return procedural.tasks(e.provider, e.tasks, e.max_level, sandbox, documents)
+
+
+def new_optimizer(c: config_dict.ConfigDict) -> optax.GradientTransformation:
+    """AdamW with its warm-up."""
+    warmup = max(1, c.optimizer.warmup)
+    return step.optimizer(
+        optax.linear_schedule(c.optimizer.lr / warmup, c.optimizer.lr, warmup - 1),
+        beta1=c.optimizer.beta1,
+        beta2=c.optimizer.beta2,
+        weight_decay=c.optimizer.weight_decay,
+        clip_norm=c.optimizer.clip_norm,
+        eps=c.optimizer.eps,
+        final_norm_rate=c.optimizer.final_norm_rate,
+    )
 
 
 def new_learner(
@@ -216,7 +246,7 @@ def check_sizes(c: config_dict.ConfigDict, model: ModelConfig, tokenizer: ChatTo
 def check_prompts(
     c: config_dict.ConfigDict, model: ModelConfig, tokenizer: ChatTokenizer, corpus: Corpus | None
 ) -> None:
-    """Design prompts must leave room for a reply; the first documents stand for the others."""
+    """All prompts must leave room for a reply; the first documents stand for the others."""
     if actor_only(c):
         return
     room = design_context(c, model)
@@ -235,14 +265,45 @@ def check_prompts(
             positives=(example,) * (c.memory.positives if c.memory.enabled else 0),
             negatives=(example,) * (c.memory.negatives if c.memory.enabled else 0),
         )
-        said = prompts.designer_messages(task, c.design.prompts, c.memory.code_characters)
-        tokens = len(tokenizer.prompt(said))
+        how = (c.design.prompts, c.memory.code_characters, c.hint.source)
+        tokens = len(tokenizer.prompt(prompts.designer_messages(task, *how)))
         if tokens >= room:
             raise UsageError(
                 f"a design prompt has {tokens} tokens, but the model's {model.max_positions} "
                 f"positions and learn.row_tokens {c.learn.row_tokens} hold {room} with the reply; "
                 "lower corpus.max_words or memory.code_characters, or raise learn.row_tokens"
             )
+        if c.design.repair_turns:
+            empty = Design(
+                task=task, reply="", stop=StopReason.STOP, record=TokenRecord(), code=None
+            )
+            said = designer.repair_messages(empty, LONG_VERDICT, *how)
+            check_reader(c, model, len(tokenizer.prompt(said)), "a repair", "design.max_tokens", 1)
+    if c.hint.source == "self":
+        tokens = len(tokenizer.prompt(prompts.hint_messages(task.kind, "", c.design.prompts)))
+        check_reader(c, model, tokens, "a hint", "hint.max_tokens", c.hint.max_tokens)
+    if c.judge.source == "self":
+        said = prompts.judge_messages(task, "", "word " * (judging.SHOWN // 5), c.design.prompts)
+        tokens = len(tokenizer.prompt(said))
+        check_reader(c, model, tokens, "a judgement", "judge.max_tokens", c.judge.max_tokens)
+
+
+def check_reader(
+    c: config_dict.ConfigDict, model: ModelConfig, tokens: int, what: str, field: str, reply: int
+) -> None:
+    """The prompt of whoever reads a design must hold the longest one and leave room for a reply."""
+    needed, room = tokens + c.design.max_tokens + reply, longest(c, model)
+    if needed > room:
+        raise UsageError(
+            f"{what} takes {needed} tokens: a prompt of {tokens}, a design of design.max_tokens = "
+            f"{c.design.max_tokens}, and {reply} for the reply, but a conversation holds {room}; "
+            f"lower {field} or raise play.context"
+        )
+
+
+def longest(c: config_dict.ConfigDict, model: ModelConfig) -> int:
+    """Most tokens of any conversation with the policy."""
+    return max(c.play.context, design_context(c, model))
 
 
 def design_context(c: config_dict.ConfigDict, model: ModelConfig) -> int:
@@ -253,6 +314,13 @@ def design_context(c: config_dict.ConfigDict, model: ModelConfig) -> int:
 def design_budget(c: config_dict.ConfigDict, model: ModelConfig) -> Budget:
     """Limits of a design."""
     return Budget(c.design.max_tokens, design_context(c, model), sampling(c.design))
+
+
+def reader_budget(
+    c: config_dict.ConfigDict, model: ModelConfig, group: config_dict.ConfigDict
+) -> Budget:
+    """Limits of what is said about a design and never trained: repairs, hints, judgements."""
+    return Budget(group.max_tokens, longest(c, model), sampling(group))
 
 
 def sampling(role: config_dict.ConfigDict) -> Sampling:
@@ -276,6 +344,19 @@ def open_corpus(c: config_dict.ConfigDict) -> Iterator[Corpus | None]:
         if warning := corpus.warning():
             print(f"warning: {warning}")
         yield corpus
+
+
+@contextlib.contextmanager
+def open_endpoint(group: config_dict.ConfigDict) -> Iterator[Endpoint | None]:
+    """The served model that a group of fields names; None where its source is another."""
+    if group.source != "endpoint":
+        yield None
+        return
+    settings = endpoints.Settings(
+        url=group.endpoint_url, model=group.endpoint_model, key_variable=group.endpoint_key
+    )
+    with Endpoint(settings) as opened:
+        yield opened
 
 
 def bundled_corpus(c: config_dict.ConfigDict) -> Corpus:

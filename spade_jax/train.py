@@ -23,7 +23,7 @@ from spade_jax import config as configs
 from spade_jax import health, measures, record, scoring, summary
 from spade_jax import run as run_setup
 from spade_jax.checkpoint import Checkpoints, abstract
-from spade_jax.design import designer, fixed_pool, novelty, pool, skills
+from spade_jax.design import designer, fixed_pool, hints, judge, novelty, pool, skills
 from spade_jax.envs import validation
 from spade_jax.envs.sandbox import Reset, Sandbox
 from spade_jax.evals import heldout
@@ -69,11 +69,23 @@ def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerStat
             tasks = draw_tasks(run, host)
             designs = write_designs(run, policy, tasks)
         with stage("validate"):
-            verdicts = validate(run, designs, host)
+            verdicts = validate(run, policy, designs, host)
+            designs, verdicts = repair(run, policy, designs, verdicts, host)
+            verdicts = novelty.refuse_near_duplicates(
+                designs,
+                verdicts,
+                host.memory,
+                threshold=c.novelty.threshold,
+                quota=c.novelty.quota,
+            )
         kept = pool.keep(host.pool, pool_bounds(c), c.pool.keep)
         host = open_epoch(host, designs, verdicts, policy.version, kept)
     else:
         host = dataclasses.replace(host, pool=pool.retire(host.pool, pool_bounds(c)))
+    hints_missing = None
+    if wants_hints(c, host):
+        with stage("hint"):
+            host, hints_missing = write_hints(run, policy, host)
     with stage("play"):
         episodes = play_pool(run, policy, host)
     with stage("score"):
@@ -95,6 +107,7 @@ def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerStat
         scored=measured | scoring.potentials(c, host),
         learned=learned,
         tokens_sampled=policy.tokens_sampled,
+        hints_missing=hints_missing,
     )
     return state, dataclasses.replace(host, iteration=host.iteration + 1), made
 
@@ -111,6 +124,7 @@ def draw_tasks(run: Run, host: HostState) -> list[DesignTask]:
         active=skills.active_skills(c.skills, c.skills_per_epoch, epoch),
         positives=c.memory.positives if c.memory.enabled else 0,
         negatives=c.memory.negatives if c.memory.enabled else 0,
+        per_prompt=c.design.per_prompt,
     )
 
 
@@ -124,15 +138,17 @@ def write_designs(run: Run, policy: Policy, tasks: Sequence[DesignTask]) -> list
         seed=c.seed,
         prompt_set=c.design.prompts,
         code_characters=c.memory.code_characters,
+        hint_source=c.hint.source,
     )
 
 
-def validate(run: Run, designs: Sequence[Design], host: HostState) -> list[Verdict]:
+def validate(run: Run, policy: Policy, designs: Sequence[Design], host: HostState) -> list[Verdict]:
     """Verdicts on programs nobody has run yet; those of this run count as known."""
     c, v = run.config, run.config.validation
-    verdicts = validation.validate(
+    early = [designer.check_hint(design, c.hint.source) for design in designs]
+    checked = validation.validate(
         run.sandbox,
-        [(design.code, design.task.kind) for design in designs],
+        [(d.code, d.task.kind) for d, verdict in zip(designs, early, strict=True) if not verdict],
         seen=frozenset(host.fingerprints),
         settings=validation.Settings(
             seeds=v.seeds,
@@ -141,13 +157,53 @@ def validate(run: Run, designs: Sequence[Design], host: HostState) -> list[Verdi
             max_random=v.max_random,
         ),
     )
-    return novelty.refuse_near_duplicates(
+    left = iter(checked)
+    verdicts = [verdict or next(left) for verdict in early]
+    if c.judge.source == "none":
+        return verdicts
+    return judge.review(
+        run.judge or policy,
+        run.sandbox,
         designs,
         verdicts,
-        host.memory,
-        threshold=c.novelty.threshold,
-        quota=c.novelty.quota,
+        run_setup.reader_budget(c, run.model, c.judge),
+        seed=c.seed,
+        prompt_set=c.design.prompts,
     )
+
+
+def repair(
+    run: Run,
+    policy: Policy,
+    designs: Sequence[Design],
+    verdicts: Sequence[Verdict],
+    host: HostState,
+) -> tuple[list[Design], list[Verdict]]:
+    """Designs and verdicts after rejected ones have been written anew, told why, a few times.
+
+    What is repaired is played, but the designer is trained on its first reply alone, and that was
+    rejected: it keeps the penalty, since its tokens did not earn what the repaired program will.
+    """
+    c, designs, verdicts = run.config, list(designs), list(verdicts)
+    for _ in range(c.design.repair_turns):
+        rejected = [i for i, verdict in enumerate(verdicts) if not verdict.accepted]
+        replies = designer.repair(
+            policy,
+            [designs[i] for i in rejected],
+            [verdicts[i] for i in rejected],
+            run_setup.reader_budget(c, run.model, c.design),
+            seed=c.seed,
+            prompt_set=c.design.prompts,
+            code_characters=c.memory.code_characters,
+            hint_source=c.hint.source,
+        )
+        again = {i: design for i, design in zip(rejected, replies, strict=True) if design}
+        marks = [mark for v in verdicts if v.accepted for mark in (v.fingerprint, v.behaviour)]
+        known = dataclasses.replace(host, fingerprints=(*host.fingerprints, *marks))
+        judged = validate(run, policy, list(again.values()), known)
+        for (i, design), verdict in zip(again.items(), judged, strict=True):
+            designs[i], verdicts[i] = design, verdict
+    return designs, verdicts
 
 
 def open_epoch(
@@ -167,8 +223,9 @@ def open_epoch(
                 skill=task.skill,
                 iteration=task.iteration,
                 version=version,
-                reason=verdict.reason,
+                reason=design.first or verdict.reason,
                 record=design.record,
+                prompt=task.prompt,
             )
         )
         if verdict.accepted:
@@ -181,10 +238,11 @@ def open_epoch(
                 fingerprint=verdict.fingerprint,
                 seeds=tuple(seed.environment_id for seed in task.positives),
                 document=task.document.id if task.document else None,
+                hint=design.hint,
             )
             entries.append(PoolEntry(environment=environment))
             marks += [verdict.fingerprint, verdict.behaviour]
-    documents = sum(design.task.document is not None for design in designs)
+    documents = len({design.task.prompt for design in designs if design.task.document})
     return dataclasses.replace(
         host,
         pool=(*entries, *kept),
@@ -243,6 +301,35 @@ def pool_bounds(c: config_dict.ConfigDict) -> pool.Bounds:
     return pool.Bounds(c.pool.retire_easy, c.pool.retire_hard, c.pool.min_plays)
 
 
+def wants_hints(c: config_dict.ConfigDict, host: HostState) -> bool:
+    """Whether the pool has just been made, and a reader of its programs writes the hints."""
+    fresh = host.iteration % c.design.regenerate_every == 0
+    return fresh and c.play.hint_plays > 0 and c.hint.source in hints.READERS
+
+
+def write_hints(run: Run, policy: Policy, host: HostState) -> tuple[HostState, int]:
+    """A hint for each new environment, and how many got none: these have no hinted plays."""
+    c = run.config
+    new = [entry.environment for entry in host.pool if not entry.plain]
+    written = hints.write(
+        run.hinter or policy,
+        new,
+        run_setup.reader_budget(c, run.model, c.hint),
+        seed=c.seed,
+        iteration=host.iteration,
+        prompt_set=c.design.prompts,
+    )
+    hinted = {
+        environment.id: dataclasses.replace(environment, hint=hint)
+        for environment, hint in zip(new, written, strict=True)
+    }
+    entries = (
+        dataclasses.replace(entry, environment=hinted.get(entry.environment.id, entry.environment))
+        for entry in host.pool
+    )
+    return dataclasses.replace(host, pool=tuple(entries)), written.count(None)
+
+
 def play_pool(run: Run, policy: Policy, host: HostState) -> list[Episode]:
     """Plain plays of the pool and, of what it plays first, hinted ones on the same seeds.
 
@@ -257,6 +344,7 @@ def play_pool(run: Run, policy: Policy, host: HostState) -> list[Episode]:
         Job(e, arm, k, play_seed(c.seed, e.id, host.iteration, k))
         for i, arm in enumerate(Arm)
         for e, new in ((entry.environment, not entry.plain) for entry in playing)
+        if arm is Arm.PLAIN or e.hint or c.hint.source == "method"
         for k in range(plain_and_hinted[new][i])
     ]
     return play(

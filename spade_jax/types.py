@@ -155,7 +155,7 @@ class MemoryRecord:
 
 @dataclass
 class DesignTask:
-    """What one design prompt is made from."""
+    """What one design prompt is made from. Tasks of equal `prompt` share theirs."""
 
     iteration: int
     slot: int
@@ -164,6 +164,7 @@ class DesignTask:
     document: Document | None
     positives: tuple[MemoryRecord, ...] = ()
     negatives: tuple[MemoryRecord, ...] = ()
+    prompt: str = ""
 
     @property
     def environment_id(self) -> str:
@@ -175,13 +176,22 @@ CUT_OFF = ""  # in place of a program that was begun and not finished
 
 @dataclass
 class Design:
-    """The designer's reply. `code` is None where it held no program, or CUT_OFF."""
+    """The designer's reply. `code` is None where it held no program, or CUT_OFF.
+
+    `hint` is the one written beside the program, where that was asked for. After `repairs` repair
+    turns code and hint are those of `mended`, the last reply, and `first` is the reason for which
+    the first one was rejected; reply, stop and record stay the first one's.
+    """
 
     task: DesignTask
     reply: str
     stop: StopReason
     record: TokenRecord
     code: str | None
+    hint: str | None = None
+    repairs: int = 0
+    mended: str = ""
+    first: Reason | None = None
 
 
 class Reason(enum.StrEnum):
@@ -201,6 +211,7 @@ class Reason(enum.StrEnum):
     TRIVIAL = "trivial"
     LEAK = "leak"
     NEW = "new"
+    JUDGE = "judge"
 
 
 @dataclass
@@ -232,6 +243,7 @@ class Verdict:
     seeds; both are empty, and `measures` is None, where validation ended before they were known.
     `resemblance` is that to the most alike of earlier environments, from 0 to 1; None where there
     is none, or an earlier check rejected the design. `resembles` names it for a near-duplicate.
+    `judge` is what the judge said, where one was asked: yes, no, or unknown, which counts as yes.
     """
 
     reason: Reason
@@ -242,6 +254,7 @@ class Verdict:
     measures: Measures | None = None
     resemblance: float | None = None
     resembles: str = ""
+    judge: str = ""
 
     @property
     def accepted(self) -> bool:
@@ -254,6 +267,7 @@ class Environment:
 
     A procedural one has the `task` and `level` it was made for. `modules` are installed packages it
     needs; None: what it names of numpy, sympy and math_verify.
+    `hint` is one text for all instances; None where the program itself hints, or no text is known.
     """
 
     id: str
@@ -267,13 +281,14 @@ class Environment:
     modules: tuple[str, ...] | None = None
     seeds: tuple[str, ...] = ()  # as in MemoryRecord
     document: str | None = None
+    hint: str | None = None
 
 
 # -- playing ----------------------------------------------------------------------------------
 
 
 class FailureKind(enum.StrEnum):
-    """How an environment broke; none of these is ever a success."""
+    """How an environment broke, or that the speaker failed; none of these is ever a success."""
 
     TIMEOUT = "timeout"
     MEMORY = "memory"
@@ -281,11 +296,13 @@ class FailureKind(enum.StrEnum):
     CONTRACT = "contract"
     CRASH = "crash"
     PROTOCOL = "protocol"
+    SPEAKER = "speaker"
 
 
 @dataclass
 class Failure:
-    """An environment that broke: in which phase (construct, reset, step, ...), how, and why.
+    """An environment that broke: in which phase (construct, reset, step, ...), how, and why;
+    in phase reply the speaker that failed instead.
 
     `cpu_seconds` is what its process had used up to then, where that is known: a time-out with
     little of it waited, or had no core to run on. It is no part of what makes two failures equal.
@@ -309,7 +326,7 @@ class StepResult:
 
 class EpisodeEnd(enum.StrEnum):
     """TERMINATED: the environment ended it. TURNS and TOKENS: a budget did, or the environment
-    said truncated. FAILED: the environment broke."""
+    said truncated. FAILED: the environment broke, or the speaker failed."""
 
     TERMINATED = "terminated"
     TURNS = "turns"
@@ -412,7 +429,8 @@ class PoolEntry:
 class PendingDesign:
     """A designer sample waiting for its environment's plays to be known.
 
-    Designs of one `prompt` answered the same text.
+    `reason` is the verdict on this very reply, though a repair of it may be in the pool. Designs of
+    one `prompt` answered the same text.
     """
 
     environment_id: str

@@ -165,6 +165,9 @@ class ScriptedDialogues:
         replies, self.replies = self.replies, {}
         return replies
 
+    def failure(self, dialogue: int) -> None:
+        """There is always an answer."""
+
     def records(self, dialogue: int) -> tuple[TokenRecord, ...]:
         return (self.tokens[dialogue],)
 

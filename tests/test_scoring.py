@@ -150,16 +150,17 @@ def test_partners_of_hinted_plays_count_for_regret_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("paired", "iteration", "expected"),
-    [(False, 4, (2, 4)), (True, 4, (4, 4)), (True, 5, (2, 0))],
+    ("paired", "played", "expected"),
+    [(False, False, (2, 4)), (True, False, (4, 4)), (True, True, (2, 0))],
 )
 def test_plays_of_each_arm(
-    monkeypatch: pytest.MonkeyPatch, paired: bool, iteration: int, expected: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch, paired: bool, played: bool, expected: tuple[int, int]
 ) -> None:
     jobs: list[Job] = []
     monkeypatch.setattr(train, "play", lambda policy, box, wanted, *_, **__: jobs.extend(wanted))
-    c = configured(play__plays=2, play__paired_plays=paired)
-    host = HostState(iteration=iteration, pool=(entry("a"), entry("b")))
+    c = configured(play__plays=2, play__paired_plays=paired, hint__source="method")
+    window = [(1.0, 0.0)] * played
+    host = HostState(iteration=5, pool=(entry("a", *window), entry("b", *window)))
     train.play_pool(SimpleNamespace(config=c, sandbox=None), None, host)
     seeds = {
         (e, arm): [j.seed for j in jobs if j.environment.id == e and j.arm is arm]
@@ -223,39 +224,34 @@ def test_baselines_follow_the_raw_mean() -> None:
 
 
 def test_the_retired_keep_what_they_had() -> None:
-    c = config.load("default")
-    gone = dataclasses.replace(NEW, plain=((1.0, 1.0),), retired=True)
-    assert scoring.score(c, HostState(pool=(gone,)), []) == HostState(pool=(gone,))
+    gone = entry("e", (1.0, 1.0), retired=True)
+    host = HostState(pool=(gone,))
+    assert scoring.score(config.load("default"), host, []) == host
 
 
 def test_one_played_on_is_paid_for_its_own_window_once() -> None:
     c = config.load("default")
     c.learn.designer_delay = c.design.regenerate_every = 2
-    pending = PendingDesign(
-        environment_id="e",
-        skill="s",
-        iteration=0,
-        version=0,
-        reason=Reason.ACCEPTED,
-        record=TokenRecord(),
+    before = entry("e", (1.0, 0.0), (0.0, 1.0), regret=0.0)  # on the plateau
+    after = entry("e", (0.0, 1.0), (1.0, 1.0), regret=0.0)  # off it, having gone on
+    host = HostState(iteration=2, pool=(after,), pending=(pending("e"),))
+    [sample], host, rewards, _ = scoring.compare_designer(
+        c, host, HostState(pool=(before,)), n_agent=2
     )
-    new = dataclasses.replace(NEW, regret=Regret(mean=0.0, stderr=None, pairs=1))
-    before = dataclasses.replace(new, plain=((1.0, 0.0), (0.0, 1.0)))  # on the plateau
-    after = dataclasses.replace(new, plain=((0.0, 1.0), (1.0, 1.0)))  # off it, having gone on
-    host = HostState(iteration=2, pool=(after,), pending=(pending,))
-    [sample], host, rewards = scoring.compare_designer(c, host, (before,), n_agent=2)
     assert sample.role is Role.DESIGNER and rewards == {"e": pytest.approx(0.6)}
     host = dataclasses.replace(host, iteration=3)
-    assert scoring.compare_designer(c, host, host.pool, n_agent=2) == ([], host, {})
+    samples, host, rewards, _ = scoring.compare_designer(c, host, host, n_agent=2)
+    assert not samples and not rewards
 
 
 def test_memory_knows_where_a_design_came_from() -> None:
     c = config.load("default")
+    played = entry("e", (1.0, 0.0), (0.5, 0.6))
     environment = dataclasses.replace(
-        NEW.environment, code="x = 1", fingerprint="f", seeds=("a", "b"), document="3:bees"
+        played.environment, code="x = 1", fingerprint="f", seeds=("a", "b"), document="3:bees"
     )
-    entry = PoolEntry(environment=environment, plain=((1.0, 0.0), (0.5, 0.6)))
-    assert scoring.remember(c, HostState(pool=(entry,)), 0).memory == (
+    played = dataclasses.replace(played, environment=environment)
+    assert scoring.remember(c, HostState(pool=(played,)), 0).memory == (
         MemoryRecord(
             environment_id="e",
             skill="s",

@@ -1,4 +1,4 @@
-"""First messages of both roles, rendered from the text files of a set in `prompts/`.
+"""Messages of both roles, of hint writer and judge, from the text files of a set in `prompts/`.
 
 A set is a folder. It holds `<role>_user.txt` and, where a role has a system message,
 `<role>_system.txt`; other files are parts these include.
@@ -17,6 +17,7 @@ from spade_jax import types
 from spade_jax.design import memory
 
 _FOLDER = Path(__file__).parent / "prompts"
+MESSAGE_CHARACTERS = 1000  # of a verdict, where it is put to the designer
 
 
 def sets() -> tuple[str, ...]:
@@ -25,21 +26,49 @@ def sets() -> tuple[str, ...]:
 
 
 def designer_messages(
-    task: types.DesignTask, set_name: str, code_characters: int
+    task: types.DesignTask, set_name: str, code_characters: int, hint_source: str = "method"
 ) -> tuple[types.Message, ...]:
     """What the designer reads: the task, its document and examples from memory.
 
     Each example's code is cut to `code_characters` at a line end. The reply is a fenced Python
-    block in every set.
+    block in every set. By `hint_source` a method `hint` is asked for in it (method), a section
+    `Hint:` beside it (reply), or neither.
     """
     return _messages(
         set_name,
         types.Role.DESIGNER,
+        hint=hint_source,
         kind=task.kind,
         skill=task.skill,
         document="" if task.document is None else task.document.text,
         positives=[_example(each, code_characters) for each in task.positives],
         negatives=[_example(each, code_characters) for each in task.negatives],
+    )
+
+
+def repair_message(verdict: types.Verdict, set_name: str, hint_source: str) -> types.Message:
+    """What the designer reads after a reply that was rejected."""
+    message = verdict.message[:MESSAGE_CHARACTERS]
+    [said] = _messages(set_name, "repair", reason=verdict.reason, message=message, hint=hint_source)
+    return said
+
+
+def hint_messages(kind: types.Kind, code: str, set_name: str) -> tuple[types.Message, ...]:
+    """What the writer of an environment's one hint reads."""
+    return _messages(set_name, "hint", kind=kind, code=code.strip())
+
+
+def judge_messages(
+    task: types.DesignTask, code: str, transcript: str, set_name: str
+) -> tuple[types.Message, ...]:
+    """What the judge of an environment reads: its program and one play of it that was won."""
+    return _messages(
+        set_name,
+        "judge",
+        kind=task.kind,
+        skill=task.skill,
+        code=code.strip(),
+        transcript=transcript,
     )
 
 
@@ -85,7 +114,7 @@ def _example(record: types.MemoryRecord, code_characters: int) -> dict[str, obje
     }
 
 
-def _messages(set_name: str, role: types.Role, **values: object) -> tuple[types.Message, ...]:
+def _messages(set_name: str, role: str, **values: object) -> tuple[types.Message, ...]:
     templates = _templates(set_name)
     return tuple(
         types.Message(role=speaker, content=templates.get_template(name).render(values))

@@ -25,6 +25,7 @@ from spade_jax.types import (
     Episode,
     EpisodeEnd,
     Failure,
+    FailureKind,
     Message,
     StopReason,
     Turn,
@@ -99,6 +100,8 @@ def script(job: Job, rules: Rules, seed: int, iteration: int) -> Script:
         if reply is None:
             end = EpisodeEnd.TOKENS
             break
+        if isinstance(reply, Failure):
+            return _episode(job, rules, turns, EpisodeEnd.FAILED, failure=reply, **told)
         action = parsers.parse_action(kind, reply.text)
         turns.append(Turn(observation=observation, reply=reply.text, action=action, reward=0.0))
         if action is None:
@@ -120,13 +123,16 @@ def script(job: Job, rules: Rules, seed: int, iteration: int) -> Script:
 
 
 def _begin(job: Job) -> Generator[Call, Any, Failure | tuple[str, str | None, bool]]:
-    """First observation, hint in the hinted arm, and whether the hint gives the answer away."""
+    """First observation, hint in the hinted arm, and whether the hint gives the answer away.
+
+    The hint written for the environment, or else the one that its program has for the instance.
+    """
     result = yield Reset(job.seed)
     if isinstance(result, Failure):
         return result
     if job.arm is Arm.PLAIN:
         return result.observation, None, False
-    hint = yield Hint()
+    hint = job.environment.hint or (yield Hint())
     if hint is None or isinstance(hint, Failure):
         return hint or (result.observation, None, False)
     solution = yield Solution()
@@ -250,7 +256,15 @@ class _Table:
         """Let the speaker go on, and take in the replies that are complete."""
         if self._speaking:
             for dialogue, reply in sorted(self._dialogues.answers().items()):
-                self._resume(self._speaking.pop(dialogue), reply)
+                number = self._speaking.pop(dialogue)
+                self._resume(number, self._failure(dialogue) if reply is None else reply)
+
+    def _failure(self, dialogue: int) -> Failure | None:
+        """What the speaker failed with where it did not reply; None where no room was left."""
+        failure = self._dialogues.failure(dialogue)
+        if failure is None:
+            return None
+        return Failure(phase="reply", kind=FailureKind.SPEAKER, message=failure.message)
 
     def clear(self) -> int:
         """Make room where episodes have ended; how many they were."""

@@ -166,6 +166,9 @@ class ScriptedDialogues:
         replies, self._replies = self._replies, {}
         return replies
 
+    def failure(self, dialogue: int) -> None:
+        """There is always an answer."""
+
     def records(self, dialogue: int) -> tuple[TokenRecord, ...]:
         return ()
 

@@ -30,6 +30,12 @@ class Budget:
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
 
 
+class Unanswered(Protocol):
+    """Why no reply came, in words."""
+
+    message: str
+
+
 class Dialogues(Protocol):
     """Dialogues in progress, each known by a number."""
 
@@ -44,7 +50,11 @@ class Dialogues(Protocol):
         ...
 
     def answers(self) -> dict[int, Generation | None]:
-        """Go on for a moment; replies that are complete now, None where no room was left."""
+        """Go on for a moment; replies that are complete now, None where none came."""
+        ...
+
+    def failure(self, dialogue: int) -> Unanswered | None:
+        """Why a dialogue's last answer was None; None if no room was left for it."""
         ...
 
     def records(self, dialogue: int) -> tuple[TokenRecord, ...]:
@@ -82,6 +92,25 @@ def reply_each(
     while len(replies) < len(said):
         replies |= dialogues.answers()
     return {i: replies[i] for i in said}
+
+
+def reply_once(
+    speaker: Speaker,
+    said: Sequence[Sequence[Message]],
+    streams: Sequence[tuple[int, ...]],
+    budget: Budget,
+) -> list[Generation | None]:
+    """The reply to each of several new dialogues, which are over with it; None where none came."""
+    dialogues = speaker.converse()
+    opened = [dialogues.open() for _ in said]
+    replies = reply_each(
+        dialogues,
+        dict(zip(opened, said, strict=True)),
+        dict(zip(opened, streams, strict=True)),
+        budget,
+    )
+    dialogues.retire(opened)
+    return list(replies.values())
 
 
 class Policy:
@@ -168,6 +197,9 @@ class Conversations:
         self._policy.tokens_read += len(question.ids)
         self._policy.tokens_sampled += len(sampled.ids)
         return reply
+
+    def failure(self, dialogue: int) -> None:
+        """It never fails: without an answer there was no room."""
 
     def records(self, dialogue: int) -> tuple[TokenRecord, ...]:
         return tuple(self._records[dialogue])

@@ -138,6 +138,8 @@ class Script:
         reply = self.replies[i]
         return {i: reply and Generation(ids=(i,), logp=(-1.0,), text=reply[0], stop=reply[1])}
 
+    def failure(self, dialogue: int) -> None: ...
+
     def records(self, dialogue: int) -> tuple[TokenRecord, ...]:
         return (TokenRecord().read((5,)).wrote((dialogue,), (-1.0,)),)
 

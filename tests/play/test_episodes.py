@@ -47,6 +47,7 @@ class Script:
     ) -> None:
         """`at_once` is how many questions are answered at a time, the latest first; None: all."""
         self.answer, self.stop, self.at_once = answer, stop, at_once
+        self.message = ""  # of what it fails with where it says nothing
         self.talks: list[Talk] = []
 
     def converse(self) -> "Talk":
@@ -91,6 +92,9 @@ class Talk:
     def answers(self) -> dict[int, Generation | None]:
         chosen = sorted(self.replies, reverse=True)[: self.script.at_once]
         return {i: self.replies.pop(i) for i in chosen}
+
+    def failure(self, dialogue: int) -> "Script | None":
+        return self.script if self.script.message else None
 
     def records(self, dialogue: int) -> tuple[TokenRecord, ...]:
         return (self.tokens[dialogue],)

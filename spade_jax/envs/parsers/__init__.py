@@ -7,8 +7,8 @@ and raises nothing but `ToolCallError` (and `SyntaxError`, where it says so).
 
 from spade_jax.envs.parsers.boxes import boxed
 from spade_jax.envs.parsers.calls import ToolCall, ToolCallError
-from spade_jax.envs.parsers.programs import extract_code
-from spade_jax.envs.parsers.replies import answer, parse_action, tool_calls
+from spade_jax.envs.parsers.programs import extract_code, extract_hint
+from spade_jax.envs.parsers.replies import answer, parse_action, spoken, tool_calls
 from spade_jax.envs.parsers.syntax import parse_program
 
 __all__ = [
@@ -17,7 +17,9 @@ __all__ = [
     "answer",
     "boxed",
     "extract_code",
+    "extract_hint",
     "parse_action",
     "parse_program",
+    "spoken",
     "tool_calls",
 ]

@@ -1,4 +1,4 @@
-"""Programs in a designer's reply: fenced blocks that define an environment."""
+"""Programs in a designer's reply: fenced blocks that define an environment; hints beside them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _ENV_CLASS = re.compile(r"^[ \t]*class[ \t]+\w*Env\b", re.MULTILINE)
 _PYTHON_TAGS = ([], ["python"], ["py"], ["python3"])
 _QUOTES = re.compile(r"\\.|#|'''|\"\"\"|'|\"", re.DOTALL)
 _THOUGHT = re.compile(r"^[ \t]*</think>|</think>[ \t]*\r?$", re.MULTILINE)
+_HINT = re.compile(r"[ \t>#*_-]*hint[ \t*_]*:[ \t*_]*(.*)", re.IGNORECASE | re.DOTALL)
 _MAX_QUOTED = 16  # fences that one block may hold in its docstrings
 
 
@@ -21,10 +22,9 @@ def extract_code(reply: str) -> str | None:
     CUT_OFF where there is none and the reply ends within a block or within its thinking, else
     None. Fences inside a docstring do not end a block.
     """
-    thoughts = [match.end() for match in _THOUGHT.finditer(reply)]
-    if not thoughts and reply.lstrip().startswith("<think>"):
+    lines = _said(reply)
+    if lines is None:
         return CUT_OFF
-    lines = [line.removesuffix("\r") for line in reply[max(thoughts, default=0) :].split("\n")]
     code, line = None, 0
     while line < len(lines):
         fence = _FENCE.match(lines[line])
@@ -41,6 +41,40 @@ def extract_code(reply: str) -> str | None:
             code = block if _ENV_CLASS.search(block) else code
         line = end + 1
     return code
+
+
+def extract_hint(reply: str) -> str | None:
+    """The last section outside thinking and code blocks that a line starting with `Hint:` opens.
+
+    It ends at a blank line, a code block or the end of the reply; an empty one counts as none.
+    """
+    lines = _said(reply) or []
+    hint, line = None, 0
+    while line < len(lines):
+        fence = _FENCE.match(lines[line])
+        opening = _HINT.match(lines[line])
+        line += 1
+        if fence is not None:
+            python = fence[2].lower().split()[:1] in _PYTHON_TAGS
+            end = _closing(lines, line, fence[1], python)
+            line = len(lines) if end is None else end + 1
+        elif opening is not None:
+            section = [opening[1]]
+            while line < len(lines) and not _FENCE.match(lines[line]):
+                if not lines[line].strip() and "".join(section).strip():
+                    break
+                section.append(lines[line])
+                line += 1
+            hint = "\n".join(section).strip() or hint
+    return hint
+
+
+def _said(reply: str) -> list[str] | None:
+    """The lines after the thinking; None where that does not end."""
+    thoughts = [match.end() for match in _THOUGHT.finditer(reply)]
+    if not thoughts and reply.lstrip().startswith("<think>"):
+        return None
+    return [line.removesuffix("\r") for line in reply[max(thoughts, default=0) :].split("\n")]
 
 
 def _closing(lines: list[str], start: int, mark: str, python: bool) -> int | None:

@@ -47,6 +47,12 @@ def parse_action(kind: Kind, reply: str) -> str | None:
     return None
 
 
+def spoken(reply: str) -> str:
+    """What a reply says outside its thinking."""
+    said = _read(reply)
+    return reply[said.start : said.end].strip()
+
+
 def answer(text: str) -> str | None:
     """Content of the last `<answer>...</answer>` outside thinking and calls; None if empty."""
     return _read(text).answer or None
