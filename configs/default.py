@@ -108,6 +108,7 @@ def get_config() -> config_dict.ConfigDict:
 
     c.judge = config_dict.ConfigDict()
     c.judge.source = "none"  # none | self: the policy | endpoint: a served model
+    c.judge.play_characters = 4000  # of the play it is shown, cut at a line end
     c.judge.max_tokens = 4096  # of a judgement, thinking included
     c.judge.temperature = 0.3
     c.judge.top_p = 1.0

@@ -86,6 +86,7 @@ RANGES: dict[str, Range] = {
     "hint.top_p": PART,
     "hint.top_k": NOT_NEGATIVE,
     "hint.min_p": SHARE,
+    "judge.play_characters": COUNT,
     "judge.max_tokens": COUNT,
     "judge.temperature": POSITIVE,
     "judge.top_p": PART,

@@ -17,7 +17,6 @@ from ml_collections import config_dict
 from spade_jax import weights
 from spade_jax.config_rules import actor_only
 from spade_jax.design import designer, fixed_pool, procedural, prompts
-from spade_jax.design import judge as judging
 from spade_jax.design.corpus import Corpus
 from spade_jax.design.families import FAMILIES, LEVELS, sample_program
 from spade_jax.design.procedural import Procedural
@@ -283,7 +282,8 @@ def check_prompts(
         tokens = len(tokenizer.prompt(prompts.hint_messages(task.kind, "", c.design.prompts)))
         check_reader(c, model, tokens, "a hint", "hint.max_tokens", c.hint.max_tokens)
     if c.judge.source == "self":
-        said = prompts.judge_messages(task, "", "word " * (judging.SHOWN // 5), c.design.prompts)
+        play = "word " * (c.judge.play_characters // 5)
+        said = prompts.judge_messages(task, "", play, c.design.prompts)
         tokens = len(tokenizer.prompt(said))
         check_reader(c, model, tokens, "a judgement", "judge.max_tokens", c.judge.max_tokens)
 

@@ -169,6 +169,7 @@ def validate(run: Run, policy: Policy, designs: Sequence[Design], host: HostStat
         run_setup.reader_budget(c, run.model, c.judge),
         seed=c.seed,
         prompt_set=c.design.prompts,
+        play_characters=c.judge.play_characters,
     )
 
 

@@ -64,6 +64,18 @@ def contents(folder: Path) -> dict[Path, bytes] | None:
             ("a design prompt has ", "learn.row_tokens (90,) hold 90", "lower corpus.max_words"),
         ),
         (
+            {"hint__source": "self", "hint__max_tokens": 400},
+            ("a hint takes ", "design.max_tokens = 448, and 400 for", "lower hint.max_tokens"),
+        ),
+        (
+            {"judge__source": "self", "judge__max_tokens": 8},
+            ("a judgement takes ", "a conversation holds 640", "raise play.context"),
+        ),
+        (
+            {"design__repair_turns": 1},
+            ("a repair takes ", "a design of design.max_tokens = 448", "lower design.max_tokens"),
+        ),
+        (
             {
                 **{"skills": ("Strategic Planning",), "skills_per_epoch": 1},
                 **{"environments__source": "fixed", "environments__size": 9},

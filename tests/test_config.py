@@ -147,6 +147,18 @@ def test_every_text_is_a_path_or_a_choice(default: config_dict.ConfigDict) -> No
         ("skills", ("Optimisation",) * 3, r"'Optimisation' \(near: Optimization\)"),
         ("skills", ("Optimization",) * 3, "lists 'Optimization' twice"),
         ("skills_per_epoch", 7, "skills_per_epoch is 7 but only 6 skills are listed"),
+        (
+            "design.per_prompt",
+            5,
+            "design.num_envs is 24 but must be a multiple of design.per_prompt",
+        ),
+        (
+            "hint.source",
+            "none",
+            "hint.source is 'none'; choose one of method, self, reply, endpoint",
+        ),
+        ("hint.source", "endpoint", "hint.endpoint_url is '' and hint.endpoint_model ''; set both"),
+        ("judge.source", "endpoint", "judge.endpoint_url is '' and judge.endpoint_model ''; set"),
         ("play.context", 8192, r"must exceed play.reply_tokens \(8192\)"),
         ("learn.row_tokens", (8192, 32767), r"hold an episode of play.context \(32768\)"),
         ("learn.row_tokens", (8192, 0), r"learn.row_tokens is \(8192, 0\) but must be at least 1"),

@@ -163,6 +163,88 @@ def test_the_pool_by_hand(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -
     assert seed in hard and remembered[new[0].environment.id].document is not None
 
 
+# -- hints, repairs, judge, two designs per prompt --------------------------------------------
+
+REPAIR, JUDGE, ONLY_HINT = (zlib.crc32(n) for n in (b"repair", b"judge", b"hint/000000-003"))
+READERS = {
+    "design__per_prompt": 2,
+    "design__repair_turns": 1,
+    "hint__source": "self",
+    "hint__max_tokens": 64,
+    "judge__source": "self",
+    "judge__max_tokens": 64,
+    "judge__play_characters": 50,
+    "memory__code_characters": 40,
+    "design__max_tokens": 32,  # for the check of sizes; the script does not mind
+    "play__context": 640,
+}
+
+
+def speak_and_read(said: Sequence[Message], stream: tuple[int, ...]) -> str:
+    """As `speak`; also repair the first slot, refuse the second, hint in but one environment."""
+    _, what, *rest = stream
+    if what == REPAIR:
+        return small_run.write_program(said[:1], (*stream[:2], 7)) if rest[1] == 0 else "No."
+    if what == JUDGE:
+        return f"Look at it.\nVerdict: {'no' if rest[1] == 1 else 'yes'}"
+    if said[-1].content.endswith("\nHint:"):
+        return "" if what == ONLY_HINT else "Hint: add or subtract."
+    return speak(said, stream)
+
+
+def test_designs_are_repaired_judged_and_hinted(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scripted(run: Run, state: LearnerState) -> small_run.Scripted:
+        return small_run.Scripted(run.tokenizer, speak_and_read, version=int(state.step))
+
+    monkeypatch.setattr(Run, "policy", scripted)
+    c = small_run.run_config(model_folder, **BY_HAND, **READERS)
+    with run_setup.set_up(c) as (run, state):
+        state, host, made = train.iterate(run, state, HostState())
+        state, end, last = train.iterate(run, state, host)
+
+    # Slot 0 wrote no program and mended that; the judge refuses slot 1, also after its repair
+    # turn, which brought no program; slots 2 and 3 pass at once.
+    assert [v.reason for v in made.verdicts] == [
+        Reason.ACCEPTED,
+        Reason.EXTRACT,
+        Reason.ACCEPTED,
+        Reason.ACCEPTED,
+    ]
+    assert [d.first for d in made.designs] == [Reason.EXTRACT, Reason.JUDGE, None, None]
+    assert [(v.judge, d.repairs) for v, d in zip(made.verdicts, made.designs, strict=True)] == [
+        ("yes", 1),
+        ("", 1),
+        ("yes", 0),
+        ("yes", 0),
+    ]
+    assert made.designs[0].reply == "I would rather not."
+    assert [p.prompt for p in host.pending] == ["000000-000"] * 2 + ["000000-002"] * 2
+    assert [p.reason for p in host.pending] == [
+        Reason.EXTRACT,
+        Reason.JUDGE,
+        Reason.ACCEPTED,
+        Reason.ACCEPTED,
+    ]
+    assert host.corpus_position == 2, "two prompts, two documents"
+
+    hints = {e.environment.id: e.environment.hint for e in host.pool}
+    told = "add or subtract."
+    assert hints == {"000000-000": told, "000000-002": told, "000000-003": None}
+    hinted = {e.environment_id: e.hint for e in made.episodes if e.arm is Arm.HINTED}
+    assert hinted == {"000000-000": told, "000000-002": told}
+    assert [e.regret.mean for e in host.pool] == [0.5, 0.5, None], "unknown, not 0"
+    assert made.hints_missing == 1 and last.hints_missing is None
+
+    # The mended one and the refused one keep their penalty; the one of unknown regret is left
+    # out; the last is alone in its mean. 6 agent samples / 4 designs * 2 iterations = 3.
+    designer = [s for s in last.samples if s.role is Role.DESIGNER]
+    assert [s.advantage for s in designer] == pytest.approx([3 * -0.5, 3 * -0.5, 0])
+    assert [s.record for s in designer] == [d.record for d in made.designs[:3]]
+    assert not end.pending
+
+
 # -- what a run leaves ------------------------------------------------------------------------
 
 

@@ -220,3 +220,18 @@ def test_held_out_success_by_family_and_level() -> None:
     assert m["evaluation/stderr"] == pytest.approx(0.25)  # sqrt(1/4 / 4)
     assert (m["evaluation/sum/success"], m["evaluation/grid/success"]) == (0.5, 0.0)
     assert (m["evaluation/level/1/success"], m["evaluation/level/2/success"]) == (0.5, 0.0)
+
+
+def test_repairs_and_judgements_are_counted() -> None:
+    designs = [design(n, "class AEnv: ...") for n in range(4)]
+    designs[1] = dataclasses.replace(designs[1], repairs=1)
+    designs[2] = dataclasses.replace(designs[2], repairs=2)
+    accepted = Verdict(reason=Reason.ACCEPTED, judge="yes")
+    verdicts = [accepted, dataclasses.replace(accepted, judge="unknown")]
+    verdicts += [Verdict(reason=Reason.JUDGE, judge="no"), Verdict(reason=Reason.PARSE)]
+    m = measures.of_designs(designs, verdicts, frozenset())
+    assert m["designer/valid_share"] == 2 / 4 and m["designer/repaired_share"] == 1 / 4
+    assert m["designer/reject/judge"] == 1 / 4
+    assert m["designer/judge_unknown_share"] == pytest.approx(1 / 3)
+    plain = measures.of_designs(designs[:1], [Verdict(reason=Reason.ACCEPTED)], frozenset())
+    assert not {"designer/repaired_share", "designer/judge_unknown_share"} & plain.keys()

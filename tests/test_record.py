@@ -1,5 +1,6 @@
 """Designs, transcripts and held-out outcomes on disk."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -125,3 +126,19 @@ def test_outcomes_come_back_by_iteration(tmp_path: Path) -> None:
     assert [(o.family, o.level, o.won) for o in found[10]] == [("sum", 1, 1.0), ("grid", 5, 0.0)]
     assert [o.won for o in found[0]] == [0.0, 1.0]  # a success is a return above one half
     assert not list((tmp_path / "evaluation").glob("*.draft"))
+
+
+def test_a_repaired_design_is_kept_as_it_is_played(tmp_path: Path) -> None:
+    mended = dataclasses.replace(
+        design(0, 0, "class BEnv: pass"), repairs=1, mended="so", first=Reason.PARSE, hint="Add."
+    )
+    failed = dataclasses.replace(mended, code=None)
+    environments = record.Environments(tmp_path, 0)
+    environments.write([mended], [ACCEPTED])
+    environments.write([failed], [CUT])
+    environments.close()
+    assert (tmp_path / "environments" / "000000-000.py").read_text() == "class BEnv: pass"
+    assert (tmp_path / "environments" / "000000-000.txt").read_text() == "so"
+    for line, reason in zip(index(tmp_path), ("accepted", "extract"), strict=True):
+        assert (line["reason"], line["first"], line["repairs"]) == (reason, "parse", 1)
+        assert line["hint"] == "Add."

@@ -283,6 +283,9 @@ def test_a_design_earns_its_reward_or_the_penalty_of_what_it_did() -> None:
     scored = scoring.score_design(c, {}, pending("e", prompt="p"), played)
     # 0.4 * 0.06 / 0.15 for the regret, and 0.6 since half of the plays are won.
     assert scored == ScoredDesign(skill="s", prompt="p", raw=pytest.approx(0.16 + 0.6))
+    # Its first reply was rejected and a repair is what was played: that is not its merit.
+    mended = scoring.score_design(c, {}, pending("e", Reason.SOLVABLE), played)
+    assert mended == ScoredDesign(skill="s", penalty=-0.25)
 
 
 def test_leaking_hints_cost_their_share() -> None:
@@ -366,3 +369,32 @@ def test_potential_of_the_trackers_by_hand() -> None:
         "tracker/s/potential": pytest.approx(0.9615385),
         "tracker/new/potential": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("iteration", "due"),
+    [(3, ()), (4, (0,)), (7, (0,)), (8, (0, 4)), (9, (0, 4, 8))],
+)
+def test_designs_wait_for_their_delay_or_the_end(iteration: int, due: tuple[int, ...]) -> None:
+    """Of iterations 0, 4 and 8, delayed by 4, in a run of ten: the last one takes all."""
+    c = config.load("default")
+    c.iterations, c.learn.designer_delay = 10, 4
+    waiting = tuple(
+        pending(
+            f"{made}",
+            Reason.PARSE,
+            iteration=made,
+            version=made,
+            record=TokenRecord().read((made,)).wrote((1,), (-0.5,)),
+        )
+        for made in (0, 4, 8)
+        if made <= iteration
+    )
+    host = HostState(iteration=iteration, pending=waiting)
+    samples, after, _, _ = scoring.compare_designer(c, host, HostState(), n_agent=8)
+    assert [s.version for s in samples] == list(due)
+    assert [p.iteration for p in after.pending] == [0, 4, 8][len(due) : len(waiting)]
+    # What was sampled then is trained now: the very tokens and log-probabilities.
+    assert [s.record for s in samples] == [p.record for p in waiting[: len(due)]]
+    # Penalty -1/2 times the role's scale: 8 agent samples / designs due * 4 iterations.
+    assert [s.advantage for s in samples] == [-0.5 * 8 / len(due) * 4 for _ in due]

@@ -14,7 +14,6 @@ from spade_jax.types import Design, Failure, Generation, Reason, StopReason, Ver
 
 SOURCES = ("none", "self", "endpoint")
 SEED = 1_000  # of the play shown; validation has played it
-SHOWN = 4_000  # characters of the play, cut at a line end
 WHY = 300  # characters of the judge's reason in a verdict
 
 _VERDICT = re.compile(r"\bverdict[\s*_`]*:[\s*_`]*(yes|no)\b|\A(yes|no)\b", re.IGNORECASE)
@@ -29,23 +28,27 @@ def review(
     *,
     seed: int,
     prompt_set: str,
+    play_characters: int,
 ) -> list[Verdict]:
     """The verdicts after the judge has read all accepted designs, each with a play that is won.
 
+    The play is cut to `play_characters` at a line end.
     One that gets no readable answer (an endpoint that failed, a reply that was cut off, a play
     that broke) stays accepted: no check has found a fault in it.
     """
     chosen = [i for i, verdict in enumerate(verdicts) if verdict.accepted]
-    plays = dict(zip(chosen, solved_plays(sandbox, [designs[i] for i in chosen]), strict=True))
+    solved = solved_plays(sandbox, [designs[i] for i in chosen])
+    plays = dict(zip(chosen, solved, strict=True))
     asked = [i for i in chosen if plays[i] is not None]
     said = [
-        prompts.judge_messages(designs[i].task, designs[i].code, plays[i], prompt_set)
+        prompts.judge_messages(
+            designs[i].task, designs[i].code, memory.cut(plays[i], play_characters), prompt_set
+        )
         for i in asked
     ]
-    tasks = [designs[i].task for i in asked]
     streams = [
-        stream(seed, "judge", task.iteration, task.slot, designs[i].repairs)
-        for i, task in zip(asked, tasks, strict=True)
+        stream(seed, "judge", design.task.iteration, design.task.slot, design.repairs)
+        for design in (designs[i] for i in asked)
     ]
     replies = dict(zip(asked, reply_once(speaker, said, streams, budget), strict=True))
     reviewed = list(verdicts)
@@ -107,8 +110,8 @@ def _roll(
 
 
 def transcript(actions: Sequence[str], play: Played) -> str:
-    """A play as text, cut to what a judge is shown."""
+    """A play as text."""
     told = [play.steps[0].observation]
     for action, step in zip(actions, play.steps[1:], strict=False):
         told += [f"> {action}", step.observation, f"(reward {step.reward:g})"]
-    return memory.cut("\n".join(told), SHOWN)
+    return "\n".join(told)

@@ -17,7 +17,7 @@ from spade_jax import types
 from spade_jax.design import memory
 
 _FOLDER = Path(__file__).parent / "prompts"
-MESSAGE_CHARACTERS = 1000  # of a verdict, where it is put to the designer
+MESSAGE_CHARACTERS = 400  # of a verdict, where it is put to the designer
 
 
 def sets() -> tuple[str, ...]:

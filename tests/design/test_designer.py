@@ -21,8 +21,10 @@ from spade_jax.types import (
     Kind,
     MemoryRecord,
     Message,
+    Reason,
     StopReason,
     TokenRecord,
+    Verdict,
 )
 
 SKILLS = ("Logical Deduction", "Data Retrieval", "Optimization")
@@ -118,6 +120,7 @@ class Script:
         self.streams: dict[int, tuple[int, ...]] = {}
         self.numbers = iter(range(len(replies)))
         self.answered: set[int] = set()
+        self.broken: Verdict | None = None  # stands for a failure: it has a message
 
     def converse(self) -> "Script":
         return self
@@ -138,12 +141,14 @@ class Script:
         reply = self.replies[i]
         return {i: reply and Generation(ids=(i,), logp=(-1.0,), text=reply[0], stop=reply[1])}
 
-    def failure(self, dialogue: int) -> None: ...
+    def failure(self, dialogue: int) -> Verdict | None:
+        return self.broken
 
     def records(self, dialogue: int) -> tuple[TokenRecord, ...]:
         return (TokenRecord().read((5,)).wrote((dialogue,), (-1.0,)),)
 
-    def retire(self, dialogues: Sequence[int]) -> None: ...
+    def retire(self, dialogues: Sequence[int]) -> None:
+        self.retired = list(dialogues)
 
 
 def design(script: Script) -> list[Design]:
@@ -173,3 +178,73 @@ def test_a_prompt_without_room() -> None:
     script = Script([(REPLY, StopReason.STOP), None])
     with pytest.raises(ValueError, match="prompt of slot 1 leaves no room for a reply; lower corp"):
         design(script)
+
+
+def test_a_designer_that_fails_is_no_mistake_in_the_config() -> None:
+    script = Script([(REPLY, StopReason.STOP), None])
+    script.broken = Verdict(reason=Reason.LIMITS, message="no connection")
+    with pytest.raises(ConnectionError, match="did not reply in slot 1: no connection"):
+        design(script)
+
+
+def test_designs_of_one_prompt_share_all_of_it(corpus: Corpus) -> None:
+    memory = tuple(remembered(n, 0.5) for n in range(10))
+    host = HostState(iteration=4, corpus_position=7, memory=memory)
+    tasks = draw(corpus, host, per_prompt=3)
+    assert [t.prompt for t in tasks[:7]] == ["000004-000"] * 3 + ["000004-003"] * 3 + ["000004-006"]
+    shared = {(t.prompt, t.skill, t.document.id, t.positives, t.negatives) for t in tasks}
+    assert len(shared) == 4, "one prompt for three slots"
+    assert [t.document for t in tasks[::3]] == [corpus.document(7 + n) for n in range(4)]
+    assert [t.slot for t in tasks] == list(range(12))
+    skills = [t.skill for t in tasks[::3]]
+    assert skills[:3] == [*SKILLS, *SKILLS][SKILLS.index(skills[0]) :][:3], "in turn"
+    script = Script([(REPLY, StopReason.STOP)] * 12)
+    designer.design(script, tasks, BUDGET, seed=3, prompt_set="tiny", code_characters=200)
+    assert script.said[0] == script.said[1] and script.streams[0] != script.streams[1]
+
+
+# -- hints beside the program, repairs --------------------------------------------------------
+
+HOW = {"seed": 3, "prompt_set": "tiny", "code_characters": 200, "hint_source": "reply"}
+REFUSED = Verdict(reason=Reason.SOLVABLE, message="It cannot be won; mend it.")
+
+
+def test_a_hint_beside_the_program() -> None:
+    replies = [("Hint: Add.\n\n" + REPLY, StopReason.STOP), (REPLY, StopReason.STOP)]
+    replies += [("Hint: Add.\n", StopReason.STOP), ("Hint: Add.\n\n" + REPLY, StopReason.LENGTH)]
+    tasks = draw(None, num_envs=4)
+    designs = designer.design(Script(replies), tasks, BUDGET, **HOW)
+    assert [(d.code, d.hint) for d in designs] == [
+        (CODE, "Add."),
+        (CODE, None),
+        (None, "Add."),
+        (CUT_OFF, None),
+    ]
+    verdicts = [designer.check_hint(d, "reply") for d in designs]
+    assert [v and v.reason for v in verdicts] == [None, Reason.EXTRACT, None, None]
+    assert "no hint; write one paragraph outside of the block" in verdicts[1].message
+    assert not any(designer.check_hint(d, source) for d in designs for source in ("method", "self"))
+    assert design(Script(replies[:1]))[0].hint is None, "not asked for, not read"
+
+
+def test_repairs_leave_the_first_reply_to_be_trained() -> None:
+    first = design(Script([("No idea.", StopReason.STOP), ("Nor I.", StopReason.STOP)]))
+    script = Script([("Hint: Add.\n\n" + REPLY, StopReason.STOP), None])
+    mended, none = designer.repair(script, first, [REFUSED, REFUSED], BUDGET, **HOW)
+    assert none is None and script.retired == [0, 1]
+    assert (mended.code, mended.hint, mended.repairs) == (CODE, "Add.", 1)
+    assert mended.first is Reason.SOLVABLE and mended.mended.endswith(REPLY)
+    for name in ("task", "reply", "stop", "record"):
+        assert getattr(mended, name) == getattr(first[0], name)
+    *task, said, told = script.said[0]
+    assert task == list(prompts.designer_messages(first[0].task, "tiny", 200, "reply"))
+    assert said == Message(role="assistant", content="No idea.")
+    assert told == prompts.repair_message(REFUSED, "tiny", "reply")
+
+    # A second turn answers the first repair; what the first reply was rejected for stays.
+    script = Script([("Sorry.", StopReason.STOP)])
+    leak = Verdict(reason=Reason.LEAK, message="It tells.")
+    [again] = designer.repair(script, [mended], [leak], BUDGET, **HOW)
+    assert (again.code, again.repairs, again.first) == (None, 2, Reason.SOLVABLE)
+    assert script.said[0][-2].content == mended.mended
+    assert script.streams[0] == stream(3, "repair", 4, 0, 1)

@@ -3,7 +3,14 @@
 import pytest
 
 from spade_jax.envs import checks, parsers
-from spade_jax.envs.parsers import answer, boxed, extract_code, parse_action
+from spade_jax.envs.parsers import (
+    answer,
+    boxed,
+    extract_code,
+    extract_hint,
+    parse_action,
+    spoken,
+)
 from spade_jax.types import CUT_OFF, Kind, Reason
 
 ENV = "class AEnv:\n    pass\n"
@@ -118,6 +125,31 @@ def test_quotes_that_open_no_docstring() -> None:
 def test_a_docstring_that_never_ends_is_left_to_the_parse_verdict() -> None:
     code = 'class AEnv:\n    """Open\n'
     assert extract_code(block(code) + "Text.\n") == code
+
+
+@pytest.mark.parametrize(
+    ("reply", "hint"),
+    [
+        ("Hint: Add the tens.\n" + block(ENV), "Add the tens."),
+        (block(ENV) + "\n**Hint:** Add\nthe tens.\n\nDone.", "Add\nthe tens."),
+        ("## hint :\n\nAdd.\n\nNow:\n" + block(ENV), "Add."),
+        ("Hint: One.\n\nHint: Two.\n" + block(ENV) + "Hint:\n", "Two."),
+        ("<think>\nHint: Draft.\n</think>\nHint: Add.\n" + block(ENV), "Add."),
+        ("Hint: Add.\r\n\r\n" + block(ENV).replace("\n", "\r\n"), "Add."),
+        (block("# x\nHint: code\n" + ENV), None),
+        ("The hint: it stands in a sentence.\n" + block(ENV), None),
+        ("Hint:\n" + block(ENV), None),
+        ("<think>\nHint: Never said.\n", None),
+        ("Hint: Add.\n```python\nHint: cut off\n", "Add."),
+    ],
+)
+def test_hint_beside_a_program(reply: str, hint: str | None) -> None:
+    assert extract_hint(reply) == hint
+
+
+def test_what_is_said_outside_thinking() -> None:
+    assert spoken("<think>Hm.</think>\n\nAdd it. ") == "Add it."
+    assert spoken("Add.") == "Add." and spoken("<think>Never") == ""
 
 
 def test_longer_fence_holds_shorter_ones() -> None:

@@ -197,6 +197,34 @@ def test_a_hint_that_holds_the_answer(sandbox: Sandbox) -> None:
     assert hinted.episode_return == 1.0, "it is played all the same"
 
 
+def test_a_written_hint_takes_the_place_of_the_programs_own(sandbox: Sandbox) -> None:
+    """It is one text for all instances, and gives away those whose answer it names."""
+    answers = [int(e.turns[0].action) for e in play(sandbox, Script(add), jobs(SUM, plays=4))]
+    made = dataclasses.replace(environment(SUM), hint=f"It may be {answers[2]}.")
+    both = [
+        Job(made, arm, k, episodes.play_seed(1, made.id, 0, k)) for arm in Arm for k in range(4)
+    ]
+    script = Script(add)
+    played = play(sandbox, script, both)
+    assert [e.hint for e in played] == [None] * 4 + [made.hint] * 4
+    assert [e.hint_leaks for e in played[4:]] == [answer == answers[2] for answer in answers]
+    assert len(set(answers)) > 1
+    [talk] = script.talks
+    for plain, hinted in zip(talk.said[:4], talk.said[4:], strict=True):
+        assert hinted == [f"{plain[0]}\nHint: {made.hint}"]
+
+
+def test_a_speaker_that_fails_is_no_outcome(sandbox: Sandbox) -> None:
+    """The episode has no return: whether it would have been won is not known."""
+    script = Script(say("\\boxed{1}", None))
+    script.message = "no connection"
+    [episode] = play(sandbox, script, jobs(game()))
+    assert (episode.end, episode.episode_return) == (EpisodeEnd.FAILED, None)
+    assert (episode.failure.phase, episode.failure.kind) == ("reply", FailureKind.SPEAKER)
+    assert episode.failure.message == "no connection" and not episode.truncated
+    assert [turn.reply for turn in episode.turns] == ["\\boxed{1}"]
+
+
 def test_a_reply_without_an_action_costs_a_turn(sandbox: Sandbox) -> None:
     script = Script(say("Let me think.", "\\boxed{1}", "", "\\boxed{1}"))
     code = game(step="observation = f'move {self.n}'")
