@@ -2,13 +2,15 @@
 
 Command: bash launch/local.sh   (or python -m spade_jax.train --config=tiny --workdir=runs/tiny)
 Hardware: two CPU cores. The README says what to expect and in what time.
+Ablations: words after a colon, such as tiny:no_corpus,two_skills; ablations.py has them all.
 """
 
 from ml_collections import config_dict
-from spade_jax.configs import default
+
+from spade_jax.configs import ablations, default
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config(words: str = "") -> config_dict.ConfigDict:
     c = default.get_config()
     c.iterations = 60
 
@@ -67,4 +69,4 @@ def get_config() -> config_dict.ConfigDict:
     c.optimizer.weight_decay = 0.0
 
     c.evaluation.every = 20
-    return c
+    return ablations.vary(c, words)

@@ -12,6 +12,7 @@ import os
 import types as python_types
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from ml_collections import config_dict
 
@@ -20,9 +21,12 @@ from spade_jax.design.skills import KINDS
 from spade_jax.learn import rewards
 from spade_jax.types import UsageError
 
+PACKAGE = "spade_jax.configs"
 FILE = "config.json"  # in a workdir
 # What may change when a run is resumed.
 FREE = ("iterations", "mesh", "health.", "checkpoint.", "evaluation.", "log.")
+
+T = TypeVar("T")
 
 
 class ConfigError(UsageError):
@@ -36,61 +40,76 @@ def load(name_or_path: str) -> config_dict.ConfigDict:
     """The locked config of `name_or_path`.
 
     A bundled name (`tiny`), a path to a Python file with `get_config` (`configs/tiny.py`), or a
-    run's own `config.json`. What follows a colon is the argument of `get_config`
-    (`games:qwen3_4b`).
+    run's own `config.json`. What follows a colon is the argument of `get_config`, words in most
+    configs (`games:qwen3_4b,no_memory`).
     """
-    name, colon, variant = name_or_path.partition(":")
-    if name.endswith(".json"):
-        config = _from_json(Path(name))
+    name, colon, words = name_or_path.partition(":")
+    if not name.endswith(".json"):
+        config = call(name, module(name).get_config, [words] if colon else [])
+    elif colon:
+        raise ConfigError(
+            f"the config {name} is a run's own and takes no words after a colon; give them to the "
+            "config it was started with"
+        )
     else:
-        config = _call(name, _module(name).get_config, [variant] if colon else [])
+        config = _from_json(Path(name))
     return config.lock()
 
 
-def bundled() -> list[str]:
-    """Names of the configs shipped as `spade_jax.configs`."""
-    package = importlib.import_module("spade_jax.configs")
-    folder = Path(package.__path__[0])
-    return sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+def bundled(package: str = PACKAGE, function: str = "get_config") -> list[str]:
+    """Names of a package's modules that define `function`: the configs, as a rule."""
+    folder = Path(importlib.import_module(package).__path__[0])
+    return sorted(
+        path.stem for path in folder.glob("*.py") if f"\ndef {function}(" in path.read_text("utf-8")
+    )
 
 
-def _module(name: str) -> python_types.ModuleType:
+def module(
+    name: str, kind: str = "config", package: str = PACKAGE, function: str = "get_config"
+) -> python_types.ModuleType:
+    """The module of that name in the package, or at that path, which defines `function`.
+
+    Raises a ConfigError that calls it a `kind`.
+    """
     if name.endswith(".py"):
         path = Path(name)
         if not path.is_file():
-            raise ConfigError(f"the config file {name} does not exist; give a path or {_names()}")
-        spec = importlib.util.spec_from_file_location(f"spade_jax_config_{path.stem}", path)
-        module = importlib.util.module_from_spec(spec)
-        _call(name, spec.loader.exec_module, [module])
-    elif name in bundled():
-        module = importlib.import_module(f"spade_jax.configs.{name}")
+            names = _names(package, function)
+            raise ConfigError(f"the {kind} file {name} does not exist; give a path or {names}")
+        spec = importlib.util.spec_from_file_location(f"spade_jax_{kind}_{path.stem}", path)
+        found = importlib.util.module_from_spec(spec)
+        call(name, spec.loader.exec_module, [found], kind)
+    elif name in bundled(package, function):
+        found = importlib.import_module(f"{package}.{name}")
     else:
-        near = _near(name, bundled())
-        raise ConfigError(f"no bundled config is called {name!r}{near}; give {_names()}, or a path")
-    if not callable(getattr(module, "get_config", None)):
-        raise ConfigError(f"the config {name} defines no get_config(); add one that returns it")
-    return module
+        near, names = _near(name, bundled(package, function)), _names(package, function)
+        raise ConfigError(f"no bundled {kind} is called {name!r}{near}; give {names}, or a path")
+    if not callable(getattr(found, function, None)):
+        raise ConfigError(f"the {kind} {name} defines no {function}(); add one that returns it")
+    return found
 
 
-def _call(name: str, function: Callable, arguments: list) -> config_dict.ConfigDict:
+def call(name: str, function: Callable[..., T], arguments: list, kind: str = "config") -> T:
     """Run a part of a config; whatever it raises is a mistake in that config."""
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError:
         takes = "takes no" if arguments else "needs a"
         raise ConfigError(
-            f"the config {name} {takes} variant after a colon; correct --config={name}"
+            f"the {kind} {name} {takes} variant after a colon; correct --config={name}"
         ) from None
     try:
         return function(*arguments)
+    except UsageError as error:
+        raise ConfigError(f"{kind} {name}: {error}") from None
     except Exception as error:
         raise ConfigError(
-            f"the config {name} raised {type(error).__name__} ({error}); mend it or its variant"
+            f"the {kind} {name} raised {type(error).__name__} ({error}); mend it or its variant"
         ) from error
 
 
-def _names() -> str:
-    return f"a bundled name ({', '.join(bundled())})"
+def _names(package: str, function: str) -> str:
+    return f"a bundled name ({', '.join(bundled(package, function))})"
 
 
 def _near(name: str, known: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from ml_collections import config_dict
 
 from spade_jax import config as configs
 from spade_jax import config_rules
+from spade_jax.configs import ablations
 from spade_jax.program import parse_flags
 from spade_jax.types import UsageError
 
@@ -88,6 +89,7 @@ def test_part_after_the_colon_goes_to_get_config(tmp_path: Path) -> None:
         ("absent/config.py", "config file absent/config.py does not exist"),
         ("absent/config.json", "cannot be read"),
         ("default:big", "config default takes no variant"),
+        ("runs/tiny/config.json:no_memory", "a run's own and takes no words after a colon"),
     ],
 )
 def test_configs_that_are_not_there(name: str, message: str) -> None:
@@ -108,6 +110,74 @@ def test_broken_config_files(tmp_path: Path, source: str, message: str) -> None:
     path.write_text(source)
     with pytest.raises(configs.ConfigError, match=message):
         configs.load(str(path))
+
+
+# -- words after the colon --------------------------------------------------------------------
+
+
+def differences(one: str, other: str) -> dict[str, object]:
+    """The fields in which a config is another than `one`, with its values."""
+    before = configs.flatten(configs.load(one))
+    return {f: v for f, v in configs.flatten(configs.load(other)).items() if v != before[f]}
+
+
+TWO_SKILLS = {"skills": ("Mathematical Reasoning", "Logical Deduction"), "skills_per_epoch": 2}
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("no_corpus", {"corpus.enabled": False}),
+        ("no_memory", {"memory.enabled": False}),
+        ("no_designer_training", {"learn.train_designer": False}),
+        ("two_skills", TWO_SKILLS),
+        ("regret", {"reward.designer": "regret"}),
+        ("solve_rate", {"reward.designer": "solve_rate"}),
+        ("learning_potential", {"reward.designer": "learning_potential"}),
+        ("fixed_pool", {"design.fixed_pool": 480}),
+    ],
+)
+def test_each_word_is_one_change(word: str, expected: dict[str, object]) -> None:
+    for base in ("tiny", "games:qwen3_4b"):
+        joint = "," if ":" in base else ":"
+        assert differences(base, f"{base}{joint}{word}") == expected
+    configs.check(configs.load(f"tiny:{word}"))
+
+
+def test_every_word_is_tested_above() -> None:
+    [words] = [m.args[1] for m in test_each_word_is_one_change.pytestmark]
+    assert {word for word, _ in words} == set(ablations.WORDS)
+
+
+def test_words_add_up_in_any_order() -> None:
+    expected = {"corpus.enabled": False, "memory.enabled": False, **TWO_SKILLS}
+    for words in ("no_corpus,two_skills,no_memory", "two_skills, no_memory, no_corpus"):
+        assert differences("tiny", f"tiny:{words}") == expected
+        assert differences("tiny", f"configs/tiny.py:{words}") == expected
+    assert configs.load("tiny:") == configs.load("tiny")
+    both = configs.load("games:no_memory,qwen3_30b_a3b")
+    assert both == configs.load("games:qwen3_30b_a3b,no_memory")
+    assert configs.load("games:no_memory") == configs.load("games:qwen3_4b,no_memory")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tiny:no_corups", r"config tiny: unknown word 'no_corups' .* choose from no_corpus, no_m"),
+        ("tiny:qwen3_4b", "unknown word 'qwen3_4b' after the colon; choose from no_corpus"),
+        ("games:qwen3_5b", "unknown word 'qwen3_5b' after the colon; choose from qwen3_4b, "),
+        ("tiny:no_corpus,", "unknown word '' after"),
+        ("tiny:no_corpus,no_corpus", "the word no_corpus comes twice"),
+        ("tiny:regret,solve_rate", "words regret and solve_rate .* both set reward.designer"),
+        # regret changes nothing there, and is undone all the same
+        ("tool_use:regret,solve_rate", "words regret and solve_rate .* both set reward.designer"),
+        ("games:qwen3_4b,qwen3_8b", "qwen3_4b and qwen3_8b exclude each other"),
+    ],
+)
+def test_words_that_make_no_config(name: str, message: str) -> None:
+    with pytest.raises(configs.ConfigError, match=message) as raised:
+        configs.load(name)
+    assert "\n" not in str(raised.value)
 
 
 # -- checking ---------------------------------------------------------------------------------
@@ -266,6 +336,15 @@ def test_overrides_keep_their_types(tmp_path: Path) -> None:
     assert config.skills == ("Optimization", "Logical Deduction")
     assert config.corpus.path == "a b.jsonl"
     assert config.is_locked
+
+
+def test_words_and_overrides_on_one_line(tmp_path: Path) -> None:
+    config = parse("--config=tiny:no_memory", "--config.iterations=3")
+    assert (config.memory.enabled, config.iterations) == (False, 3)
+    configs.save(config, tmp_path)
+    again = parse(f"--config={tmp_path}/config.json", "--config.iterations=4")
+    assert (again.memory.enabled, again.iterations) == (False, 4)
+    assert configs.compare(again, tmp_path)
 
 
 def test_config_is_found_anywhere_on_the_line(tmp_path: Path) -> None:

@@ -52,7 +52,10 @@ def read_config(path: str | pathlib.Path) -> ModelConfig:
 
 def _read(file: pathlib.Path) -> dict[str, Any]:
     if not file.is_file():
-        raise UsageError(f"{file} is missing; point model.path at a folder of Hugging Face files")
+        raise UsageError(
+            f"{file} is missing; point model.path at a folder of Hugging Face files, or fetch the "
+            "model's into this one"
+        )
     try:
         return json.loads(file.read_text())
     except json.JSONDecodeError as error:
