@@ -16,7 +16,11 @@ setup(
     description="Self-play in adaptive synthetic executable environments, in JAX",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=[*find_packages(include=["spade_jax", "spade_jax.*"]), "spade_jax.configs"],
+    packages=[
+        *find_packages(include=["spade_jax", "spade_jax.*"]),
+        "spade_jax.configs",
+        "spade_jax.configs.sweeps",
+    ],
     package_dir={"spade_jax.configs": "configs"},
     package_data={"": ["prompts/**/*", "assets/**/*"]},
     install_requires=[

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the work failed, 2 wrong usage, 130 interrupted.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import sys
@@ -93,6 +94,11 @@ def parse_flags(
     if config is not None:
         check(flag_values.config)
     return rest
+
+
+def config_name() -> str:
+    """What --config was given, or the program's default."""
+    return ast.literal_eval(flags.FLAGS["config"].default_as_str)
 
 
 def printable(text: str) -> str:

@@ -14,7 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "spade_jax"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-WRITTEN = [*MODULES, *sorted((ROOT / "configs").glob("*.py")), *sorted(ROOT.glob("tests/**/*.py"))]
+ELSEWHERE = ("configs", "launch", "tests")
+WRITTEN = [*MODULES, *(p for each in ELSEWHERE for p in sorted((ROOT / each).rglob("*.py")))]
 
 # types <- design, envs, policy <- play, learn, evals <- train and the other programs.
 LAYERS = {
