@@ -7,7 +7,7 @@ games:qwen3_30b_a3b,no_memory; ablations.py has them all.
 Weights: in models/ of the current folder, as `hf download Qwen/Qwen3-4B-Instruct-2507 --local-dir
 models/Qwen3-4B-Instruct-2507` puts them; elsewhere with --config.model.path.
 Documents: data/corpus.jsonl, one of which grounds each of 2,400 designs; or --config.corpus.path.
-Hardware: by arithmetic, not yet by trial, eight accelerators of 80 GB, and sixteen for 30B-A3B.
+Hardware: by arithmetic, not yet by trial, eight accelerators of 80 GB, and 32 for 30B-A3B.
 Parameters, their two moments and the gradient take 64 GB (4B), 131 GB (8B) and 489 GB (30B-A3B) in
 all; tests/test_recipes.py adds up what each device holds.
 Time and results: not measured here; the paper reports eight held-out benchmarks 5.3 points above
@@ -30,13 +30,12 @@ def get_config(words: str = "") -> config_dict.ConfigDict:
     c.play.top_p = 0.95
     c.play.top_k = 20
 
-    # A slot's cache holds 32,768 tokens in bfloat16: 4.8 GB (3.2 GB for 30B-A3B), so that 80 GB
-    # have room for eight beside the 4B, four beside the 8B. The pool's 192 episodes, 576 with the
-    # hinted ones, take turns in them.
-    c.sampling.slots = 64
+    # A slot's cache holds 32,768 tokens in bfloat16: 4.8 GB (3.2 GB for 30B-A3B), so that a device
+    # has room for six beside the 4B. The pool's 192 episodes, 576 with the hinted, take turns.
+    c.sampling.slots = 48
 
-    # 32,768 tokens for each of eight devices, whose activations at the layers' borders are 6 GB
-    # (4B), 10 GB (8B); nearly all episodes are in the short rows.
+    # A long row, or four short ones that hold nearly all episodes, for each of eight devices: what
+    # is kept of every layer is 6 GB.
     c.learn.row_tokens = (8192, 32768)
     c.learn.rows = (32, 8)
     return ablations.vary(c, words, VARIANTS)
@@ -51,7 +50,7 @@ def qwen3_4b_long(c: config_dict.ConfigDict) -> None:
     """The later phase of qwen3_4b, whose run it starts from."""
     c.model.path = "runs/games-qwen3_4b"
     c.play.context = 49152
-    c.sampling.slots = 40  # longer, so fewer
+    c.sampling.slots = 32  # as many tokens in all
     c.reward.plateau_low = 0.2
     c.reward.plateau_high = 0.4
     c.reward.plateau_ramp = 0.2
@@ -62,16 +61,19 @@ def qwen3_8b(c: config_dict.ConfigDict) -> None:
     """Qwen3-8B, thinking in both roles."""
     c.model.path = "models/Qwen3-8B"
     c.model.template_options = '{"enable_thinking": true}'
-    c.sampling.slots = 32
+    c.mesh = (1, -1, 2, 1)  # whole, the copy that samples would take 33 GB of each device
     c.design.max_tokens = 20000
+    c.sampling.slots = 32
     c.learn.kl = 0.005
+    c.learn.rows = (16, 4)
 
 
 def qwen3_30b_a3b(c: config_dict.ConfigDict) -> None:
     """Qwen3-30B-A3B-Instruct-2507, a mixture of experts which does not think."""
     c.model.path = "models/Qwen3-30B-A3B-Instruct-2507"
-    c.sampling.slots = 32
-    c.learn.rows = (64, 16)  # of sixteen devices
+    c.mesh = (1, -1, 2, 8)  # the copy that samples: 10 GB of each device
+    c.sampling.slots = 64
+    c.learn.rows = (64, 16)
 
 
 VARIANTS: dict[str, ablations.Change] = {

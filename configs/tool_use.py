@@ -32,7 +32,7 @@ def get_config(words: str = "") -> config_dict.ConfigDict:
     c.play.top_k = 20
     c.play.mask_truncated = True
 
-    c.sampling.slots = 64  # as in games.py, and so are the rows
+    c.sampling.slots = 48  # games.py says why, and why these rows
 
     c.learn.designer_delay = 8
     c.learn.row_tokens = (8192, 32768)
@@ -57,15 +57,18 @@ def qwen3_8b(c: config_dict.ConfigDict) -> None:
     """Qwen3-8B, thinking in both roles."""
     c.model.path = "models/Qwen3-8B"
     c.model.template_options = '{"enable_thinking": true}'
-    c.sampling.slots = 32
+    c.mesh = (1, -1, 2, 1)
     c.design.max_tokens = 20000
+    c.sampling.slots = 32
+    c.learn.rows = (16, 4)
 
 
 def qwen3_30b_a3b(c: config_dict.ConfigDict) -> None:
     """Qwen3-30B-A3B-Instruct-2507, a mixture of experts which does not think."""
     c.model.path = "models/Qwen3-30B-A3B-Instruct-2507"
-    c.sampling.slots = 32
-    c.learn.rows = (64, 16)  # of sixteen devices
+    c.mesh = (1, -1, 2, 8)
+    c.sampling.slots = 64
+    c.learn.rows = (64, 16)
 
 
 VARIANTS: dict[str, ablations.Change] = {
