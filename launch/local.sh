@@ -43,7 +43,7 @@ done
 if [ "$workdir_given" = no ]; then
     name="$(basename "$config")"
     name="${name/.py/}"
-    set -- "--workdir=$root/runs/${name//:/-}" "$@"
+    set -- "--workdir=$root/runs/${name//[:,]/-}" "$@"
 fi
 
 make_venv

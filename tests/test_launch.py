@@ -66,6 +66,7 @@ def test_local_runs_the_tiny_config(launch: Callable) -> None:
         (["--config.seed=1"], f"--workdir={ROOT}/runs/tiny --config.seed=1"),
         (["--config=games:qwen3_4b"], f"--workdir={ROOT}/runs/games-qwen3_4b --config=games:q"),
         (["--config", "configs/a.py"], f"--workdir={ROOT}/runs/a --config configs/a.py"),
+        (["--config=tiny:a,b"], f"--workdir={ROOT}/runs/tiny-a-b --config=tiny:a,b"),
     ],
 )
 def test_local_passes_arguments_on(launch: Callable, arguments: list[str], expected: str) -> None:
