@@ -50,9 +50,31 @@ def learning_potential(c: config_dict.ConfigDict) -> None:
     c.reward.designer = "learning_potential"
 
 
+def micro_lp(c: config_dict.ConfigDict) -> None:
+    """The designer earns what the returns gain from the first to the second half of a window."""
+    c.reward.designer = "micro_lp"
+
+
 def fixed_pool(c: config_dict.ConfigDict) -> None:
-    """Bundled environments in place of the designer's: twenty epochs before one comes again."""
-    c.design.fixed_pool = 20 * c.design.num_envs
+    """The bundled pool in place of the designer, or that of --config.environments.path."""
+    c.environments.source = "fixed"
+
+
+def procedural(c: config_dict.ConfigDict) -> None:
+    """Tasks of rising difficulty in place of the designer, as RLVE has it (arXiv 2511.07317).
+
+    Other tasks than the bundled ones by --config.environments.provider and .tasks, the other
+    schedule by --config.environments.difficulty=potential.
+    """
+    c.environments.source = "procedural"
+    c.design.num_envs = 16
+    c.design.regenerate_every = 1
+    c.play.plays = 16  # 256 sequences
+    c.play.hint_plays = 0
+    c.play.temperature = 1.0
+    c.play.top_p = 1.0
+    c.play.top_k = 0
+    c.learn.kl = 0.0
 
 
 WORDS: dict[str, Change] = {
@@ -65,7 +87,9 @@ WORDS: dict[str, Change] = {
         regret,
         solve_rate,
         learning_potential,
+        micro_lp,
         fixed_pool,
+        procedural,
     )
 }
 

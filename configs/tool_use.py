@@ -28,6 +28,9 @@ def get_config(words: str = "") -> config_dict.ConfigDict:
     c.design.top_p = 0.95
     c.design.top_k = 20
 
+    c.hint.max_tokens = 2048
+    c.judge.source = "self"
+
     c.play.top_p = 0.95
     c.play.top_k = 20
     c.play.mask_truncated = True
@@ -47,9 +50,11 @@ def qwen3_4b(c: config_dict.ConfigDict) -> None:
     c.iterations = 500
     c.design.num_envs = 16
     c.design.regenerate_every = 32
+    c.hint.max_tokens = 512
     c.play.plays = 16
     c.play.hint_plays = 4
     c.reward.designer = "regret"
+    c.reward.w_variance = 1.0
     c.learn.designer_delay = 32
 
 

@@ -134,7 +134,8 @@ TWO_SKILLS = {"skills": ("Mathematical Reasoning", "Logical Deduction"), "skills
         ("regret", {"reward.designer": "regret"}),
         ("solve_rate", {"reward.designer": "solve_rate"}),
         ("learning_potential", {"reward.designer": "learning_potential"}),
-        ("fixed_pool", {"design.fixed_pool": 480}),
+        ("micro_lp", {"reward.designer": "micro_lp"}),
+        ("fixed_pool", {"environments.source": "fixed"}),
     ],
 )
 def test_each_word_is_one_change(word: str, expected: dict[str, object]) -> None:
@@ -146,7 +147,18 @@ def test_each_word_is_one_change(word: str, expected: dict[str, object]) -> None
 
 def test_every_word_is_tested_above() -> None:
     [words] = [m.args[1] for m in test_each_word_is_one_change.pytestmark]
-    assert {word for word, _ in words} == set(ablations.WORDS)
+    assert {word for word, _ in words} | {"procedural"} == set(ablations.WORDS)
+
+
+def test_the_procedural_baseline() -> None:
+    """The recipe of RLVE, arXiv 2511.07317, over whatever config."""
+    c = configs.load("tool_use:qwen3_8b,procedural")
+    assert (c.environments.source, c.environments.difficulty) == ("procedural", "window")
+    assert (c.design.num_envs, c.design.num_envs * c.play.plays) == (16, 256)
+    assert (c.environments.attempts, c.environments.success, c.environments.window) == (128, 0.9, 4)
+    assert (c.environments.gamma_fast, c.environments.gamma_slow) == (0.35, 0.15)
+    assert c.environments.random_share == 0.5
+    assert (c.play.temperature, c.play.top_p, c.play.top_k, c.learn.kl) == (1.0, 1.0, 0, 0.0)
 
 
 def test_words_add_up_in_any_order() -> None:

@@ -87,6 +87,23 @@ def test_published_numbers(name: str) -> None:
     assert "true" in c.model.template_options or "8b" not in name
 
 
+@pytest.mark.parametrize(
+    ("name", "hint_tokens", "judge", "variance"),
+    [
+        *((f"games:{variant}", 4096, "none", 0.0) for variant in games.VARIANTS),
+        ("tool_use:qwen3_4b", 512, "self", 1.0),
+        ("tool_use:qwen3_8b", 2048, "self", 0.0),
+        ("tool_use:qwen3_30b_a3b", 2048, "self", 0.0),
+    ],
+)
+def test_published_hints_and_judges(
+    name: str, hint_tokens: int, judge: str, variance: float
+) -> None:
+    c = configs.load(name)
+    assert (c.hint.source, c.hint.temperature, c.hint.max_tokens) == ("self", 0.3, hint_tokens)
+    assert (c.judge.source, c.reward.w_variance) == (judge, variance)
+
+
 def test_the_later_phase_of_games() -> None:
     first, later = (configs.flatten(configs.load(f"games:qwen3_4b{x}")) for x in ("", "_long"))
     assert {field: v for field, v in later.items() if v != first[field]} == {

@@ -14,6 +14,7 @@ WORDS = (
     "solve_rate",
     "learning_potential",
     "fixed_pool",
+    "procedural",
 )
 
 
