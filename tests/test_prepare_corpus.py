@@ -11,7 +11,9 @@ import tensorflow_datasets as tfds
 
 from spade_jax import prepare_corpus
 from spade_jax.design.corpus import Corpus
+from spade_jax.run import open_corpus
 from spade_jax.types import UsageError
+from tests import small_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -94,3 +96,7 @@ def test_the_program_says_how_to_read_it(source: Path, tmp_path: Path) -> None:
         "wrote 39 documents in 1 shards; read them with --config.corpus.path=tfds:docs "
         f"--config.corpus.data_dir={tmp_path}"
     )
+    fields = {"path": "tfds:docs", "data_dir": str(tmp_path), "split": "train[10:12]"}
+    c = small_run.configured("tiny", {f"corpus.{name}": value for name, value in fields.items()})
+    with open_corpus(c) as corpus:
+        assert {corpus.document(p).id for p in (0, 1)} == {"1:12:xi", "2:13"}
