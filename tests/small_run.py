@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from ml_collections import config_dict
 
-from spade_jax import config, train, warmstart
+from spade_jax import config, epoch, warmstart
 from spade_jax.design.families import FAMILIES, sample_program
 from spade_jax.design.skills import KINDS
 from spade_jax.policy.conversation import Budget, Policy
@@ -188,9 +188,9 @@ def write_program(said: Sequence[Message], stream: tuple[int, ...]) -> str:
 
 def script_the_designer(patch: pytest.MonkeyPatch) -> None:
     """Let `write_program` design in the policy's place; play stays the policy's."""
-    write_designs = train.write_designs
+    write_designs = epoch.write_designs
 
     def scripted(run: Run, policy: Policy, tasks: Sequence[DesignTask]) -> list[Design]:
         return write_designs(run, Scripted(policy.tokenizer, write_program), tasks)
 
-    patch.setattr(train, "write_designs", scripted)
+    patch.setattr(epoch, "write_designs", scripted)

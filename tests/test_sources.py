@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ml_collections import config_dict
 
-from spade_jax import config, metrics, scoring, train
+from spade_jax import config, epoch, metrics, scoring, train
 from spade_jax import run as run_setup
 from spade_jax.checkpoint import Checkpoints
 from spade_jax.envs.sandbox import Sandbox
@@ -158,7 +158,7 @@ def test_a_probe_leaves_out_what_breaks_at_once() -> None:
         for n, code in enumerate([good, "class BadEnv: pass", good.replace("'a'", "1 / 0"), good])
     ]
     with Sandbox(max_instances=3) as sandbox:
-        assert [e.id for e in train.probe(sandbox, drawn)] == ["0", "3"]
+        assert [e.id for e in epoch.probe(sandbox, drawn)] == ["0", "3"]
 
 
 def test_a_pool_too_small(model_folder: Path, tmp_path: Path) -> None:
