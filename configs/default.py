@@ -73,6 +73,7 @@ def get_config() -> config_dict.ConfigDict:
     c.design.top_p = 1.0  # the most probable tokens that reach this share; 1: all
     c.design.top_k = 0  # so many of the most probable tokens; 0: all
     c.design.min_p = 0.0  # tokens at least so probable, relative to the most probable one
+    c.design.thinking = "auto"  # on | off: the template's switch enable_thinking | auto: its own
 
     c.environments = config_dict.ConfigDict()
     c.environments.source = "designer"  # designer | fixed: a pool | procedural: tasks with levels
@@ -155,6 +156,7 @@ def get_config() -> config_dict.ConfigDict:
     c.play.top_p = 1.0
     c.play.top_k = 0
     c.play.min_p = 0.0
+    c.play.thinking = "auto"  # as design.thinking, for the agent
     c.play.mask_truncated = False  # True: truncated episodes leave the loss
 
     c.sampling = config_dict.ConfigDict()

@@ -61,7 +61,7 @@ def qwen3_4b(c: config_dict.ConfigDict) -> None:
 def qwen3_8b(c: config_dict.ConfigDict) -> None:
     """Qwen3-8B, thinking in both roles."""
     c.model.path = "models/Qwen3-8B"
-    c.model.template_options = '{"enable_thinking": true}'
+    c.design.thinking = c.play.thinking = "on"
     c.mesh = (1, -1, 2, 1)
     c.design.max_tokens = 20000
     c.sampling.slots = 32

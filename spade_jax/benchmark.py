@@ -144,7 +144,9 @@ def measure_loop(
     processes, resets, steps = sandbox_rates(run, environments)
     playing = [p for n, p in enumerate(passes) if n % every]  # without designing
     actions = rate("play", lambda m: sum(t.action is not None for e in m.episodes for t in e.turns))
-    learned = rate("learn", lambda m: sum(len(s.record.ids) for s in m.samples if s.advantage))
+    learned = rate(
+        "learn", lambda m: sum(len(r.ids) for s in m.samples if s.advantage for r in s.records)
+    )
     return [
         *stage_figures(passes, every),
         *play_figures(playing, decoding, prefill),

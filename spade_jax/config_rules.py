@@ -189,6 +189,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "model.attention": ("auto", "einsum", "dot_product", "cudnn", "splash"),
     "model.remat": ("none", "dots", "attention", "layer"),
     "model.think": THINK,
+    "design.thinking": ("auto", "on", "off"),
+    "play.thinking": ("auto", "on", "off"),
     "design.prompts": prompts.sets(),
     "environments.source": SOURCES,
     "environments.provider": PROVIDERS,

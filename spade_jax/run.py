@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import jax.monitoring
@@ -58,7 +59,7 @@ class Run:
 
     config: config_dict.ConfigDict
     model: ModelConfig
-    tokenizer: ChatTokenizer
+    tokenizers: dict[Role, ChatTokenizer]
     corpus: Corpus | None
     fixed_pool: list[Environment]  # empty where environments come from elsewhere
     tasks: dict[str, Procedural]  # by name; empty where environments come from elsewhere
@@ -76,7 +77,12 @@ class Run:
         mesh = jax.sharding.get_mesh()
         places = sharding.parameters(declare(self.model), mesh, "sample")
         self.sampler.load(jax.device_put(params, places))
-        return Policy(self.sampler, self.tokenizer, version=int(state.step))
+        return Policy(self.sampler, self.tokenizers[Role.AGENT], version=int(state.step))
+
+    def designer(self, policy: Policy) -> Policy:
+        """The policy in the designer's chat form, in which it also writes hints and judges."""
+        agent, designer = self.tokenizers[Role.AGENT], self.tokenizers[Role.DESIGNER]
+        return policy if designer is agent else policy.speaking(designer)
 
 
 @contextlib.contextmanager
@@ -91,11 +97,8 @@ def _on_mesh(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
     """`set_up` on the mesh that is set."""
     source = weights.find(c.model.path)
     model = source.model
-    tokenizer = ChatTokenizer(
-        source.folder,
-        think=c.model.think,
-        options=templates.read_options(c.model.template_options),
-    )
+    tokenizers = new_tokenizers(c, source.folder)
+    tokenizer = tokenizers[Role.AGENT]
     check_sizes(c, model, tokenizer)
     places = sharding.parameters(declare(model), jax.sharding.get_mesh(), "train")
     params = source.load(shardings=places)
@@ -121,12 +124,12 @@ def _on_mesh(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
         open_endpoint(c.hint) as hinter,
         open_endpoint(c.judge) as judge,
     ):
-        check_prompts(c, model, tokenizer, corpus)
+        check_prompts(c, model, tokenizers[Role.DESIGNER], corpus)
         yield (
             Run(
                 config=c,
                 model=model,
-                tokenizer=tokenizer,
+                tokenizers=tokenizers,
                 corpus=corpus,
                 fixed_pool=pool,
                 tasks=open_tasks(c, sandbox),
@@ -164,6 +167,23 @@ def open_tasks(c: config_dict.ConfigDict, sandbox: Sandbox) -> dict[str, Procedu
         return {}
     with bundled_corpus(c) as documents:
         return procedural.tasks(e.provider, e.tasks, e.max_level, sandbox, documents)
+
+
+def new_tokenizers(c: config_dict.ConfigDict, folder: Path) -> dict[Role, ChatTokenizer]:
+    """The chat form of each role, one object where both roles think alike."""
+    made: dict[str, ChatTokenizer] = {}
+    for name, how in (("design", c.design.thinking), ("play", c.play.thinking)):
+        options = templates.read_options(c.model.template_options)
+        if how != "auto":
+            options["enable_thinking"] = how == "on"
+        if how not in made:
+            made[how] = ChatTokenizer(folder, think=c.model.think, options=options)
+        if how != "auto" and not made[how].switches_thinking:
+            raise UsageError(
+                f"{name}.thinking is {how!r}, but the chat template of {folder} has no switch "
+                f"enable_thinking; leave --config.{name}.thinking at auto"
+            )
+    return {Role.DESIGNER: made[c.design.thinking], Role.AGENT: made[c.play.thinking]}
 
 
 def new_optimizer(c: config_dict.ConfigDict) -> optax.GradientTransformation:

@@ -120,10 +120,9 @@ def compare_agent(
             c.advantage.agent, returns[environment_id], host.baselines.get(environment_id)
         )
         samples += [
-            Sample(role=Role.AGENT, record=record, advantage=value, version=version)
+            Sample(role=Role.AGENT, records=e.records, advantage=value, version=version)
             for e, value in zip(group, values, strict=True)
-            if value is not None and not (c.play.mask_truncated and e.truncated)
-            for record in e.records
+            if e.records and value is not None and not (c.play.mask_truncated and e.truncated)
         ]
     baselines = advantages.update_baselines(host.baselines, returns, c.advantage.ema_decay)
     return samples, dataclasses.replace(host, baselines=baselines)
@@ -157,7 +156,7 @@ def compare_designer(
         compared, scale, c.reward.penalties, c.advantage.designer
     )
     samples = [
-        Sample(role=Role.DESIGNER, record=p.record, advantage=value, version=p.version)
+        Sample(role=Role.DESIGNER, records=(p.record,), advantage=value, version=p.version)
         for p, value in zip(due, values, strict=True)
         if value is not None
     ]

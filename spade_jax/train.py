@@ -48,6 +48,7 @@ FLAGS = flags.FLAGS
 def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerState, HostState, Made]:
     """One iteration of the method on both states."""
     c, policy, stage = run.config, run.policy(state), run.timer.stage
+    designer = run.designer(policy)
     earlier, designs, verdicts, hints_missing = host, [], [], None
     if host.iteration % c.design.regenerate_every:
         host = epoch.retire(c, host)
@@ -57,13 +58,13 @@ def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerStat
     else:
         with stage("design"):
             tasks = epoch.draw_tasks(run, host)
-            designs = epoch.write_designs(run, policy, tasks)
+            designs = epoch.write_designs(run, designer, tasks)
         with stage("validate"):
-            designs, verdicts = epoch.validate(run, policy, designs, host)
+            designs, verdicts = epoch.validate(run, designer, designs, host)
         host = epoch.open_designed(c, host, designs, verdicts, policy.version)
     if epoch.wants_hints(c, host):
         with stage("hint"):
-            host, hints_missing = epoch.write_hints(run, policy, host)
+            host, hints_missing = epoch.write_hints(run, designer, host)
     with stage("play"):
         episodes = play_pool(run, policy, host)
     with stage("score"):

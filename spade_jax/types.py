@@ -396,10 +396,13 @@ class Regret:
 
 @dataclass
 class Sample:
-    """One conversation to learn from. `version` is the learner's step at which it was sampled."""
+    """One conversation to learn from, in as many rows as its `records`.
+
+    `version` is the learner's step at which it was sampled.
+    """
 
     role: Role
-    record: TokenRecord
+    records: tuple[TokenRecord, ...]
     advantage: float
     version: int
 

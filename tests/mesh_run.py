@@ -29,7 +29,7 @@ def samples(version: int) -> list[Sample]:
         prompt, reply = rng.integers(1, 500, 40).tolist(), rng.integers(1, 500, 40).tolist()
         record = TokenRecord().read(tuple(prompt)).wrote(tuple(reply), (-6.0,) * 40)
         role = Role.DESIGNER if n % 3 == 0 else Role.AGENT
-        out.append(Sample(role=role, record=record, advantage=1.0 - n % 2 * 2, version=version))
+        out.append(Sample(role=role, records=(record,), advantage=1.0 - n % 2 * 2, version=version))
     return out
 
 

@@ -16,7 +16,7 @@ from spade_jax import convert
 from spade_jax import run as run_setup
 from spade_jax.policy import hub, lora, model
 from spade_jax.policy.model import ModelConfig
-from spade_jax.types import UsageError
+from spade_jax.types import Role, UsageError
 from tests import small_run
 from tests.policy.small import MOE, SMALL, UNTIED, random_params
 from tests.test_weights import ADAPTED, assert_equal, make_run
@@ -174,6 +174,6 @@ def test_every_form_is_a_model_path(form: str, tmp_path: Path, run_convert) -> N
     c = small_run.configured("tiny", {"model.path": str(path)})
     with run_setup.set_up(c) as (run, state):
         assert_equal(state.params, params)
-        assert run.tokenizer.vocab == run.model.vocab == 1024
+        assert run.tokenizers[Role.AGENT].vocab == run.model.vocab == 1024
         assert len(run.training) > 100, "fingerprints of the warm start are found, too"
     assert np.isfinite(np.asarray(params["embed"])).all()

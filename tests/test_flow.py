@@ -78,7 +78,7 @@ def speak(said: Sequence[Message], stream: tuple[int, ...]) -> str:
 
 def test_two_iterations_by_hand(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def scripted(run: Run, state: LearnerState) -> small_run.Scripted:
-        return small_run.Scripted(run.tokenizer, speak, version=int(state.step))
+        return small_run.Scripted(run.tokenizers[Role.AGENT], speak, version=int(state.step))
 
     monkeypatch.setattr(Run, "policy", scripted)
     c = small_run.run_config(model_folder, **BY_HAND)
@@ -105,7 +105,7 @@ def test_two_iterations_by_hand(model_folder: Path, monkeypatch: pytest.MonkeyPa
     assert not last.designs and {e.arm for e in last.episodes} == {Arm.PLAIN}
     designer = [s for s in last.samples if s.role is Role.DESIGNER]
     assert [s.advantage for s in designer] == pytest.approx([3 * -0.5, 3 * -2 / 3, 1, 1])
-    assert [s.record for s in designer] == [d.record for d in made.designs]
+    assert [s.records for s in designer] == [(d.record,) for d in made.designs]
     assert not end.pending and int(state.step) == 2
     assert [(m.win_rate, m.regret) for m in end.memory] == [(1, 0), (0.5, 0.5), (0.5, 0.5)]
     assert last.rewards == pytest.approx({"000000-001": 0, "000000-002": 1, "000000-003": 1})
@@ -118,7 +118,7 @@ def test_the_pool_by_hand(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -
     """The easy one retires after an iteration; the first of the hard ones goes on."""
 
     def scripted(run: Run, state: LearnerState) -> small_run.Scripted:
-        return small_run.Scripted(run.tokenizer, speak, version=int(state.step))
+        return small_run.Scripted(run.tokenizers[Role.AGENT], speak, version=int(state.step))
 
     def learn(
         self: Learner, state: LearnerState, samples: list, rng: random.Random, skipped: int
@@ -196,7 +196,9 @@ def test_designs_are_repaired_judged_and_hinted(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def scripted(run: Run, state: LearnerState) -> small_run.Scripted:
-        return small_run.Scripted(run.tokenizer, speak_and_read, version=int(state.step))
+        return small_run.Scripted(
+            run.tokenizers[Role.AGENT], speak_and_read, version=int(state.step)
+        )
 
     monkeypatch.setattr(Run, "policy", scripted)
     c = small_run.run_config(model_folder, **BY_HAND, **READERS)
@@ -241,7 +243,7 @@ def test_designs_are_repaired_judged_and_hinted(
     # out; the last is alone in its mean. 6 agent samples / 4 designs * 2 iterations = 3.
     designer = [s for s in last.samples if s.role is Role.DESIGNER]
     assert [s.advantage for s in designer] == pytest.approx([3 * -0.5, 3 * -0.5, 0])
-    assert [s.record for s in designer] == [d.record for d in made.designs[:3]]
+    assert [s.records for s in designer] == [(d.record,) for d in made.designs[:3]]
     assert not end.pending
 
 

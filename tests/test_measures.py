@@ -197,7 +197,7 @@ def test_an_iteration_without_designs_measures_none() -> None:
 def test_samples_and_trackers() -> None:
     record = TokenRecord()
     samples = [
-        Sample(role=role, record=record, advantage=a, version=0)
+        Sample(role=role, records=(record,), advantage=a, version=0)
         for role, a in ((Role.AGENT, 1.0), (Role.AGENT, -0.5), (Role.DESIGNER, 0.0))
     ]
     m = measures.of_samples(samples)

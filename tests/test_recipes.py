@@ -84,7 +84,8 @@ def test_published_numbers(name: str) -> None:
     assert c.corpus.max_words == (4000 if "tool_use" in name else 6000)
     assert (c.memory.size, c.memory.positives, c.memory.negatives) == (200, 2, 1)
     assert (c.corpus.seed, c.advantage.agent, c.learn.aggregation) == (42, "grpo", "token_mean")
-    assert "true" in c.model.template_options or "8b" not in name
+    thinks = "on" if "8b" in name else "auto"
+    assert (c.design.thinking, c.play.thinking) == (thinks, thinks)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The set-up of a run: what the learner is given, and what is said at the start."""
 
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -8,8 +10,11 @@ from ml_collections import config_dict
 
 from spade_jax import run as run_setup
 from spade_jax.learn import step
-from spade_jax.policy import model, sharding
+from spade_jax.policy import hub, model, sharding
+from spade_jax.policy.conversation import Policy
 from spade_jax.policy.model import Params
+from spade_jax.policy.tokenizer import ChatTokenizer
+from spade_jax.types import Message, Role, UsageError
 from tests import small_run
 from tests.policy.small import SMALL, random_params
 
@@ -75,3 +80,42 @@ def test_the_loss_is_said_at_the_start(
         run_setup.describe(run)
     [line] = [x for x in capsys.readouterr().out.splitlines() if x.startswith("loss: ")]
     assert line == f"loss: {expected}"
+
+
+# -- thinking ---------------------------------------------------------------------------------
+
+BUNDLED = hub.folder("")
+SWITCHED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if enable_thinking is defined and not enable_thinking %}"
+    "{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+)
+
+
+def test_each_role_thinks_or_not(tmp_path: Path) -> None:
+    folder = shutil.copytree(BUNDLED, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(SWITCHED)
+    c = configured(design__thinking="on", play__thinking="off")
+    chats = run_setup.new_tokenizers(c, folder)
+    said = [Message(role="user", content="Go.")]
+    opening = {role: chat.decode(chat.prompt(said)) for role, chat in chats.items()}
+    assert opening[Role.AGENT] == opening[Role.DESIGNER] + "<think>\n\n</think>\n\n"
+    alike = run_setup.new_tokenizers(configured(), folder)
+    assert alike[Role.AGENT] is alike[Role.DESIGNER]
+
+
+def test_a_template_without_the_switch() -> None:
+    with pytest.raises(UsageError, match="play.thinking is 'off', but .* has no switch enable_thi"):
+        run_setup.new_tokenizers(configured(play__thinking="off"), BUNDLED)
+
+
+def test_the_designer_speaks_with_the_same_weights() -> None:
+    chats = [ChatTokenizer(BUNDLED) for _ in Role]
+    run = SimpleNamespace(tokenizers=dict(zip(Role, chats, strict=True)))
+    policy = Policy(SimpleNamespace(), run.tokenizers[Role.AGENT], version=5)
+    designer = run_setup.Run.designer(run, policy)
+    assert designer.tokenizer is run.tokenizers[Role.DESIGNER]
+    assert (designer.sampler, designer.version) == (policy.sampler, 5)
+    designer.tally.sampled += 3
+    assert policy.tokens_sampled == 3, "counted together"

@@ -179,7 +179,7 @@ def test_plays_of_each_arm(
 
 def advantages(c: config_dict.ConfigDict, episodes: list[Episode], **host: object) -> list[float]:
     samples, _ = scoring.compare_agent(c, HostState(**host), episodes, version=3)
-    assert all((s.role, s.version, s.record) == (Role.AGENT, 3, RECORD) for s in samples)
+    assert all((s.role, s.version, s.records) == (Role.AGENT, 3, (RECORD,)) for s in samples)
     return [s.advantage for s in samples]
 
 
@@ -395,6 +395,6 @@ def test_designs_wait_for_their_delay_or_the_end(iteration: int, due: tuple[int,
     assert [s.version for s in samples] == list(due)
     assert [p.iteration for p in after.pending] == [0, 4, 8][len(due) : len(waiting)]
     # What was sampled then is trained now: the very tokens and log-probabilities.
-    assert [s.record for s in samples] == [p.record for p in waiting[: len(due)]]
+    assert [s.records for s in samples] == [(p.record,) for p in waiting[: len(due)]]
     # Penalty -1/2 times the role's scale: 8 agent samples / designs due * 4 iterations.
     assert [s.advantage for s in samples] == [-0.5 * 8 / len(due) * 4 for _ in due]

@@ -7,6 +7,7 @@ micro-batches or devices.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -40,7 +41,10 @@ class Rows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One conversation ready to be packed."""
+    """One conversation ready to be packed, or the part of one that is a row of its own.
+
+    Parts have the number of their `conversation` in common; None: it is whole.
+    """
 
     record: TokenRecord
     role: Role
@@ -48,6 +52,7 @@ class Row:
     temperature: float
     logp_old: tuple[float, ...] | None = None  # as long as the record; None: as sampled
     logp_reference: tuple[float, ...] | None = None
+    conversation: int | None = None
 
     @property
     def trained(self) -> int:
@@ -58,7 +63,8 @@ class Row:
 def token_weights(rows: Sequence[Row], aggregation: str) -> list[float]:
     """The weight of each trained token, one number per row.
 
-    `token_mean`: 1 / (trained tokens of all rows). `sequence_mean`: 1 / (rows with any) / (own).
+    `token_mean`: 1 / (trained tokens of all rows). `sequence_mean`: 1 / (conversations with any) /
+    (tokens of its conversation), so that one of many rows counts as much as one of a single row.
     """
     if aggregation not in AGGREGATIONS:
         raise ValueError(f"aggregation must be one of {AGGREGATIONS}, not {aggregation!r}")
@@ -66,8 +72,12 @@ def token_weights(rows: Sequence[Row], aggregation: str) -> list[float]:
     if aggregation == "token_mean":
         total = sum(counts)
         return [1.0 / total if n else 0.0 for n in counts]
-    used = sum(n > 0 for n in counts)
-    return [1.0 / (used * n) if n else 0.0 for n in counts]
+    keys = [i if r.conversation is None else (r.conversation,) for i, r in enumerate(rows)]
+    own: collections.Counter[object] = collections.Counter()
+    for key, n in zip(keys, counts, strict=True):
+        own[key] += n
+    used = sum(n > 0 for n in own.values())
+    return [1.0 / (used * own[key]) if n else 0.0 for key, n in zip(keys, counts, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)

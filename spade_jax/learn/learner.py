@@ -79,22 +79,26 @@ class Learner:
         on over updates that were skipped for not being finite. Raises ValueError where a sample
         is older than its role allows.
         """
-        samples = [sample for sample in samples if any(sample.record.action[1:])]
+        samples = [s for s in samples if any(any(record.action[1:]) for record in s.records)]
         if not samples:
             empty = self.settings.passes * self.settings.minibatches
             counts = {"learn/updates": 0, "learn/empty_updates": empty}
             return state, counts | {"learn/skipped_in_row": skipped_in_row}
         before = int(state.step)
-        rows = [self._row(sample) for sample in samples]
+        rows = [row for n, sample in enumerate(samples) for row in self._rows(n, sample)]
         rows, stats = self._with_old_logps(state, rows, samples)
+        conversations: list[list[Row]] = [[] for _ in samples]
+        for row in rows:
+            conversations[row.conversation].append(row)
         totals: collections.Counter[str] = collections.Counter()
         tokens: collections.Counter[Role] = collections.Counter()
         updates = 0
         for _ in range(self.settings.passes):
-            order = list(range(len(rows)))
+            order = list(range(len(conversations)))
             rng.shuffle(order)
             for k in range(self.settings.minibatches):
-                chosen = [rows[i] for i in sorted(order[k :: self.settings.minibatches])]
+                part = sorted(order[k :: self.settings.minibatches])
+                chosen = [row for i in part for row in conversations[i]]
                 state, metrics, used = self._step(state, chosen)
                 totals.update(metrics)
                 updates += 1
@@ -122,13 +126,17 @@ class Learner:
             stats |= {f"learn/grad_norm/{role}": means[f"grad_norm_{role}"] for role in Role}
         return state, stats
 
-    def _row(self, sample: Sample) -> Row:
-        return Row(
-            record=sample.record,
-            role=sample.role,
-            advantage=sample.advantage,
-            temperature=self.settings.temperature[sample.role],
-        )
+    def _rows(self, number: int, sample: Sample) -> list[Row]:
+        return [
+            Row(
+                record=record,
+                role=sample.role,
+                advantage=sample.advantage,
+                temperature=self.settings.temperature[sample.role],
+                conversation=number,
+            )
+            for record in sample.records
+        ]
 
     def _with_old_logps(
         self, state: LearnerState, rows: list[Row], samples: Sequence[Sample]
@@ -143,8 +151,8 @@ class Learner:
                     f"a sample of the {sample.role} is {lag} updates old, at most "
                     f"{self.settings.max_lag[sample.role]} are allowed; lower learn.designer_delay"
                 )
-        stale = [i for i, lag in enumerate(lags) if lag]
-        fresh = [i for i, lag in enumerate(lags) if not lag]
+        stale = [i for i, row in enumerate(rows) if lags[row.conversation]]
+        fresh = [i for i, row in enumerate(rows) if not lags[row.conversation]]
         probe = fresh[: 2 * self.settings.rows[0]]
         params = self.params(state)
         old = self._score(params, rows, stale + probe)

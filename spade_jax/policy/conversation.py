@@ -113,16 +113,42 @@ def reply_once(
     return list(replies.values())
 
 
+@dataclasses.dataclass
+class Tally:
+    """Tokens of conversations: what was read to the policy, and what it said."""
+
+    read: int = 0
+    sampled: int = 0
+
+
 class Policy:
     """One set of weights and its tokenizer. `version` is the learner's step they come from.
 
-    `tokens_read` and `tokens_sampled` count over all conversations with it.
+    `tally` counts the tokens of all conversations with it.
     """
 
-    def __init__(self, sampler: Sampler, tokenizer: ChatTokenizer, *, version: int = 0) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        tokenizer: ChatTokenizer,
+        *,
+        version: int = 0,
+        tally: Tally | None = None,
+    ) -> None:
         self.sampler, self.tokenizer, self.version = sampler, tokenizer, version
-        self.tokens_read = 0
-        self.tokens_sampled = 0
+        self.tally = tally or Tally()
+
+    @property
+    def tokens_read(self) -> int:
+        return self.tally.read
+
+    @property
+    def tokens_sampled(self) -> int:
+        return self.tally.sampled
+
+    def speaking(self, tokenizer: ChatTokenizer) -> Policy:
+        """The same weights in the chat form of another tokenizer; not for the same moment."""
+        return Policy(self.sampler, tokenizer, version=self.version, tally=self.tally)
 
     def converse(self) -> Conversations:
         return Conversations(self)
@@ -194,8 +220,8 @@ class Conversations:
             self._history[dialogue].append(Message(role="assistant", content=reply.text))
         else:
             self._records[dialogue] = [record]
-        self._policy.tokens_read += len(question.ids)
-        self._policy.tokens_sampled += len(sampled.ids)
+        self._policy.tally.read += len(question.ids)
+        self._policy.tally.sampled += len(sampled.ids)
         return reply
 
     def failure(self, dialogue: int) -> None:

@@ -99,7 +99,7 @@ class Template:
     def __init__(
         self, source: str, place: str, control: Sequence[str], variables: Mapping[str, Any]
     ) -> None:
-        self.place = place
+        self.place, self.source = place, source
         self._control, self._variables = tuple(control), dict(variables)
         try:
             self._template = _compile(source)

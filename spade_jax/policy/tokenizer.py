@@ -82,6 +82,11 @@ class ChatTokenizer:
         self._check()
 
     @property
+    def switches_thinking(self) -> bool:
+        """Whether the template knows the switch `enable_thinking`."""
+        return "enable_thinking" in self._template.source
+
+    @property
     def shows_tools(self) -> bool:
         """Whether the template puts tools into the prompt."""
         return self._template.shows_tools

@@ -233,7 +233,7 @@ class Ours:
         records = self.generate(prompts, turns, reply)
         version = int(self.state.step)
         samples = [
-            Sample(role=Role.AGENT, record=record, advantage=(-1.0) ** n, version=version)
+            Sample(role=Role.AGENT, records=(record,), advantage=(-1.0) ** n, version=version)
             for n, record in enumerate(records)
         ]
         self.state, stats = self.learner.update(self.state, samples, random.Random(0))

@@ -30,6 +30,13 @@ def test_weights_by_hand() -> None:
     assert batching.token_weights(rows, "sequence_mean") == [1 / 9, 1 / 3, 0.0, 1 / 12]
 
 
+def test_weights_of_a_conversation_in_several_rows() -> None:
+    parts = [row(3, 2, conversation=0), row(2, 4, conversation=0), row(1, 0, conversation=0)]
+    rows = [*parts, row(1, 3, conversation=1)]
+    assert batching.token_weights(rows, "token_mean") == [1 / 9, 1 / 9, 0.0, 1 / 9]
+    assert batching.token_weights(rows, "sequence_mean") == [1 / 12, 1 / 12, 0.0, 1 / 6]
+
+
 @pytest.mark.parametrize("aggregation", batching.AGGREGATIONS)
 def test_weights_of_nothing(aggregation: str) -> None:
     assert batching.token_weights([], aggregation) == []

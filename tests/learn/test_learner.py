@@ -77,7 +77,7 @@ def samples(
         record = TokenRecord().read(ids[:3]).wrote(ids[3:], (0.0,) * own[i])
         [logp] = score(params, [Row(record, role, advantage, SETTINGS.temperature[role])])
         record = TokenRecord().read(ids[:3]).wrote(ids[3:], tuple(x + off for x in logp[3:]))
-        made.append(Sample(role=role, record=record, advantage=advantage, version=version))
+        made.append(Sample(role=role, records=(record,), advantage=advantage, version=version))
     return made
 
 
@@ -91,7 +91,7 @@ def by_hand(params: Params, given: Sequence[Sample], *, frozen: bool, passes: in
     state = new_state(params)
     weights = state.params
     for _ in range(passes):
-        rows = [Row(s.record, s.role, s.advantage, SETTINGS.temperature[s.role]) for s in given]
+        rows = [Row(s.records[0], s.role, s.advantage, SETTINGS.temperature[s.role]) for s in given]
         old = score(params if frozen else weights, rows)
         rows = [dataclasses.replace(r, logp_old=o) for r, o in zip(rows, old, strict=True)]
         batch, counts, _ = batching.pack(
@@ -153,12 +153,14 @@ def test_what_was_sampled_from_enters_the_weight_alone(
 ) -> None:
     """Truncated sampling renormalises: with `share` of the probability left in, by 1 / share."""
     [sample] = samples(params, [1.0])
-    record = sample.record
+    [record] = sample.records
     renormalised = tuple(
         b - np.log(share) if own else b
         for b, own in zip(record.behaviour, record.action, strict=True)
     )
-    given = dataclasses.replace(sample, record=dataclasses.replace(record, behaviour=renormalised))
+    given = dataclasses.replace(
+        sample, records=(dataclasses.replace(record, behaviour=renormalised),)
+    )
     _, stats = new_learner().update(new_state(params), [given], random.Random(0))
     assert stats["learn/loss"] == pytest.approx(-weight, rel=1e-5)
     assert stats["learn/approx_kl"] == pytest.approx(0, abs=1e-6), "the ratio is 1"
@@ -241,8 +243,8 @@ def test_updates_are_passes_times_minibatches(
 def test_samples_without_a_trained_token_are_left_out(params: Params) -> None:
     """An episode whose first prompt found no room has an empty record."""
     given = samples(params, [1.0])
-    empty = Sample(role=Role.AGENT, record=TokenRecord(), advantage=-1.0, version=0)
-    unread = dataclasses.replace(empty, record=TokenRecord().read((5, 6, 7)))
+    empty = Sample(role=Role.AGENT, records=(TokenRecord(),), advantage=-1.0, version=0)
+    unread = dataclasses.replace(empty, records=(TokenRecord().read((5, 6, 7)),))
     state, stats = new_learner().update(
         new_state(params), [empty, *given, unread], random.Random(0)
     )
@@ -251,6 +253,21 @@ def test_samples_without_a_trained_token_are_left_out(params: Params) -> None:
     state, stats = new_learner().update(state, [empty, unread], random.Random(0), skipped_in_row=2)
     assert stats == {"learn/updates": 0, "learn/empty_updates": 1, "learn/skipped_in_row": 2}
     assert int(state.step) == 1
+
+
+def test_turns_in_rows_of_their_own_are_one_conversation(params: Params) -> None:
+    """Its advantage is in each row, and its weight is that of the whole."""
+    first, second, other = samples(params, [1.0, 1.0, -0.5])
+    both = dataclasses.replace(first, records=first.records + second.records)
+    learner = new_learner(aggregation="sequence_mean")
+    state, stats = learner.update(new_state(params), [both, other], random.Random(0))
+    # On policy every token's loss is minus the advantage: the mean of -1 and 0.5.
+    assert stats["learn/loss"] == pytest.approx(-0.25, rel=1e-5)
+    assert int(state.step) == 1
+    learner = new_learner(aggregation="sequence_mean", minibatches=2)
+    _, stats = learner.update(new_state(params), [both, other], random.Random(0))
+    assert stats["learn/loss"] == pytest.approx(-0.25, rel=1e-2), "each minibatch one conversation"
+    assert stats["learn/updates"] == 2
 
 
 def test_skipped_updates_in_a_row(params: Params) -> None:
