@@ -20,7 +20,7 @@ POINTS = """
 def points(c):
     for rate in (1, 2):
         yield {"memory.size": c.memory.size + rate, "seed": 7}
-    yield {"words": "no_corpus", "memory.size": 3, "seed": 7}
+    yield {"words": "no_corpus", "memory.size": 30, "seed": 7}
 """
 
 # Notes its arguments and waits for a file `go`; exits with 1 where its workdir is called bad, and
@@ -76,13 +76,13 @@ def test_a_sweep_of_your_own(tmp_path: Path) -> None:
     assert [(job.name, job.source) for job in jobs] == [
         ("size=201", base),
         ("size=202", base),
-        ("no_corpus-size=3", "games:qwen3_8b,no_corpus"),
+        ("no_corpus-size=30", "games:qwen3_8b,no_corpus"),
     ]
     assert jobs[2].arguments == [
         "--config=games:qwen3_8b,no_corpus",
-        "--config.memory.size=3",
+        "--config.memory.size=30",
         "--config.seed=7",
-        f"--workdir={tmp_path}/no_corpus-size=3",
+        f"--workdir={tmp_path}/no_corpus-size=30",
     ]
 
 
