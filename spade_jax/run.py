@@ -33,7 +33,7 @@ from spade_jax.policy import endpoint as endpoints
 from spade_jax.policy import hub, kernels, lora, sharding, templates
 from spade_jax.policy.conversation import Budget, Policy
 from spade_jax.policy.endpoint import Endpoint
-from spade_jax.policy.model import ModelConfig, Params, count, declare, merged
+from spade_jax.policy.model import ModelConfig, Params, count, declare, in_compute_dtype, merged
 from spade_jax.policy.sampler import Sampler
 from spade_jax.policy.sampling import Sampling
 from spade_jax.policy.tokenizer import ChatTokenizer
@@ -73,9 +73,10 @@ class Run:
 
     def policy(self, state: LearnerState) -> Policy:
         """The weights of `state`, ready to talk; there is one such policy at a time."""
-        params = merged(self.learner.params(state))
-        mesh = jax.sharding.get_mesh()
-        places = sharding.parameters(declare(self.model), mesh, "sample")
+        self.sampler.load({})  # what it holds makes room
+        dtype = jnp.dtype(self.config.model.compute_dtype)
+        params = in_compute_dtype(merged(self.learner.params(state)), self.model, dtype)
+        places = sharding.parameters(declare(self.model), jax.sharding.get_mesh(), "sample")
         self.sampler.load(jax.device_put(params, places))
         return Policy(self.sampler, self.tokenizers[Role.AGENT], version=int(state.step))
 

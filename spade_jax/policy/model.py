@@ -222,6 +222,16 @@ def _call(leaf: Callable[[], jax.Array]) -> jax.Array:
     return leaf()
 
 
+def in_compute_dtype(params: Params, c: ModelConfig, dtype: jnp.dtype) -> Params:
+    """Matrices in the dtype they are multiplied in (as by `gather`); scales of norms stay."""
+    return jax.tree.map(
+        lambda p, w: w.astype(dtype) if len(p.shape) - len(p.stack) > 1 else w,
+        declare(c),
+        params,
+        is_leaf=is_parameter,
+    )
+
+
 # -- building blocks --------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from spade_jax import config_rules
 from spade_jax.policy import model
 from spade_jax.policy.model import ModelConfig, Params
 from spade_jax.types import UsageError
-from tests.policy.small import SMALL, UNTIED, random_params
+from tests.policy.small import MOE, SMALL, UNTIED, random_params
 
 LENGTH = 24
 TOKENS = np.random.default_rng(0).integers(0, SMALL.vocab, LENGTH)
@@ -182,3 +182,17 @@ def test_first_values() -> None:
 def test_head_counts_that_do_not_divide() -> None:
     with pytest.raises(ValueError, match="heads .4. must be a multiple of kv_heads .3.; correct"):
         dataclasses.replace(SMALL, kv_heads=3)
+
+
+@pytest.mark.parametrize("c", [SMALL, MOE], ids=["dense", "experts"])
+def test_weights_in_the_compute_dtype_compute_the_same(c: ModelConfig) -> None:
+    params = random_params(c)
+    halved = model.in_compute_dtype(params, c, jnp.bfloat16)
+    assert halved["embed"].dtype == halved["layers"]["q"].dtype == jnp.bfloat16
+    assert halved["layers"]["attn_norm"].dtype == halved["final_norm"].dtype == jnp.float32
+    rows = jnp.arange(6)[None]
+    outs = [
+        model.hidden(p, rows, rows, jnp.ones_like(rows), c, dtype=jnp.bfloat16)
+        for p in (params, halved)
+    ]
+    np.testing.assert_array_equal(*outs)
