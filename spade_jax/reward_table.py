@@ -167,6 +167,7 @@ def _episodes(
             end=EpisodeEnd.FAILED if value is None else EpisodeEnd.TERMINATED,
             records=(),
             episode_return=value,
+            hint="Add." if arm is Arm.HINTED else None,
             hint_leaks=play in leaks,
         )
         for play, value in enumerate(returns_G)

@@ -55,6 +55,7 @@ def episode(
         end=EpisodeEnd.FAILED if value is None else end,
         records=(TokenRecord().read((1,)).wrote((2,) * tokens, (0.0,) * tokens),),
         episode_return=value,
+        hint="Add." if arm is Arm.HINTED else None,
         hint_leaks=leaks,
         failure=TIMEOUT if value is None else None,
     )

@@ -74,6 +74,7 @@ def episode(
         end=EpisodeEnd.FAILED if value is None else end,
         records=(RECORD,),
         episode_return=value,
+        hint="Add." if arm is Arm.HINTED else None,
         hint_leaks=leaks,
         failure=broken if value is None else None,
     )

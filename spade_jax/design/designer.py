@@ -101,6 +101,7 @@ def design(
                 task=task, reply=reply.text, stop=reply.stop, record=record, code=code, hint=hint
             )
         )
+    dialogues.retire(list(asked))
     return designs
 
 

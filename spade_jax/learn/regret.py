@@ -13,8 +13,8 @@ def paired_regret(plain: Sequence[Episode], hinted: Sequence[Episode]) -> Regret
 
     mean = sum(d) / n and stderr = sqrt(sum((d - mean)^2) / (n - 1) / n) over the n valid pairs'
     differences d. A pair is one play's number and seed in both arms; what only one arm played
-    makes none. A pair with a failed arm, or whose hint holds the answer, is dropped. No valid
-    pair: the mean is None, which is not 0.
+    makes none. A pair with a failed arm, without a hint, or whose hint holds the answer, is
+    dropped. No valid pair: the mean is None, which is not 0.
     """
     plain_by_play, hinted_by_play = _by_play(plain), _by_play(hinted)
     differences = [
@@ -23,6 +23,7 @@ def paired_regret(plain: Sequence[Episode], hinted: Sequence[Episode]) -> Regret
         if key in plain_by_play
         and episode.episode_return is not None
         and plain_by_play[key].episode_return is not None
+        and episode.hint is not None
         and not episode.hint_leaks
     ]
     n = len(differences)

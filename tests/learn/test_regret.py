@@ -24,6 +24,7 @@ def episode(arm: Arm, seed: int, value: float | None, leaks: bool = False) -> Ep
         end=EpisodeEnd.FAILED if value is None else EpisodeEnd.TERMINATED,
         records=(),
         episode_return=value,
+        hint="Add." if arm is Arm.HINTED else None,
         hint_leaks=leaks,
     )
 
@@ -138,3 +139,10 @@ def test_pooled_regret_is_that_of_all_pairs(environments: list[list[tuple[float,
     assert pooled.pairs == whole.pairs
     assert pooled.mean == pytest.approx(whole.mean, abs=1e-12)
     assert pooled.stderr == pytest.approx(whole.stderr, abs=1e-12)
+
+
+def test_a_hinted_play_without_a_hint_makes_no_pair() -> None:
+    """The program had none for that instance: its arms are alike, which says nothing of hints."""
+    arms = plain(0.0, 0.0), hinted(1.0, 0.0)
+    arms[1][1] = dataclasses.replace(arms[1][1], hint=None)
+    assert paired_regret(*arms) == Regret(mean=1.0, stderr=None, pairs=1)
