@@ -84,13 +84,11 @@ def test_what_it_refuses(source: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "sets").rglob("*")} == written
 
 
-def test_the_program_says_how_to_read_it(source: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "spade_jax.prepare_corpus", source, "--name=docs"]
-    done = subprocess.run(
-        [*command, f"--data_dir={tmp_path}"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    warning, wrote = done.stdout.splitlines()
+def test_it_says_how_to_read_the_set(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    assert prepare(monkeypatch, source, data_dir=str(tmp_path), name="docs") == 0
+    warning, wrote = capsys.readouterr().out.splitlines()
     assert warning.startswith("warning: skipped 1 blank, broken or empty records of the corpus")
     assert wrote == (
         "wrote 39 documents in 1 shards; read them with --config.corpus.path=tfds:docs "
@@ -100,3 +98,15 @@ def test_the_program_says_how_to_read_it(source: Path, tmp_path: Path) -> None:
     c = small_run.configured("tiny", {f"corpus.{name}": value for name, value in fields.items()})
     with open_corpus(c) as corpus:
         assert {corpus.document(p).id for p in (0, 1)} == {"1:12:xi", "2:13"}
+
+
+@pytest.mark.slow
+def test_the_program_takes_its_flags(source: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "spade_jax.prepare_corpus", source, "--name=docs"]
+    done = subprocess.run(
+        [*command, f"--data_dir={tmp_path}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "wrote 39 documents" in done.stdout
+    with Corpus("tfds:docs", seed=9, max_words=5, data_dir=str(tmp_path)) as corpus:
+        assert len(corpus) == 39

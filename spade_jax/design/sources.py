@@ -357,7 +357,7 @@ def _choose_features(features: Any, name: str) -> tuple[str, ...]:
     if not texts:
         raise UsageError(
             f"the tensorflow-datasets set {name} has no string `text` or `orig_doc`, but "
-            f"{', '.join(features)}: choose another, or prepare one with the text so named"
+            f"{', '.join(sorted(features))}: choose another, or prepare one with the text so named"
         )
     return (*texts, "id") if "id" in strings else tuple(texts)
 
