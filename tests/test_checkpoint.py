@@ -61,6 +61,7 @@ def _host(iteration: int) -> types.HostState:
         environment=environment,
         plain=((0.1 + 0.2, 1.0), ()),
         regret=types.Regret(mean=1 / 3, stderr=None, pairs=7),
+        leak_share=1 / 7,
     )
     pending = types.PendingDesign(
         environment_id="000001-002",
@@ -69,6 +70,7 @@ def _host(iteration: int) -> types.HostState:
         version=3,
         reason=types.Reason.ACCEPTED,
         record=record,
+        prompt="000001-000",
     )
     return types.HostState(
         iteration=iteration,
@@ -239,6 +241,7 @@ def _states() -> st.SearchStrategy[types.HostState]:
         version=st.integers(0, 9),
         reason=st.sampled_from(types.Reason),
         record=record,
+        prompt=names,
     )
     return st.builds(
         types.HostState,
