@@ -3,19 +3,20 @@
 import dataclasses
 from pathlib import Path
 
-import jax
+import msgspec
 import numpy as np
 import pytest
 from ml_collections import config_dict
 
-from spade_jax import config, epoch, metrics, scoring, train
+from spade_jax import config, epoch, measures, metrics, scoring, train
 from spade_jax import run as run_setup
-from spade_jax.checkpoint import Checkpoints
+from spade_jax.checkpoint import host_from_builtins, host_to_builtins
 from spade_jax.envs.sandbox import Sandbox
 from spade_jax.learn.difficulty import Schedule
 from spade_jax.types import Difficulty, Environment, HostState, Kind, PoolEntry, Tracker, UsageError
 from tests import small_run
 from tests.design.test_fixed_pool import ROWS, row, write_jsonl
+from tests.test_resume import outcome
 
 # What a designer would need is as wrong as can be: it does not matter.
 ACTOR = {
@@ -36,12 +37,6 @@ PROCEDURAL = {
 }
 
 
-def state_of(c: config_dict.ConfigDict, workdir: Path) -> tuple[list[np.ndarray], HostState]:
-    with run_setup.set_up(c) as (_, state), Checkpoints(workdir / "checkpoints", 2) as checkpoints:
-        _, learner, host = checkpoints.restore(jax.eval_shape(lambda: state))
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(learner)], host
-
-
 def run_both_ways(c: config_dict.ConfigDict, folder: Path) -> tuple[HostState, list[dict]]:
     """Two iterations at once and one after the other, which must agree."""
     config.check(c)
@@ -50,7 +45,7 @@ def run_both_ways(c: config_dict.ConfigDict, folder: Path) -> tuple[HostState, l
     for iterations in (1, 2):
         c.iterations = iterations
         assert train.train(c, parts) == 0
-    (ours, host), (theirs, other) = state_of(c, through), state_of(c, parts)
+    (ours, host), (theirs, other) = outcome(c, through), outcome(c, parts)
     assert host == other
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -143,6 +138,12 @@ def test_plays_enter_the_difficulty_of_their_task() -> None:
             "c": Difficulty(levels=3, trackers=(Tracker(fast=1.0, slow=1.0),)),
         },
     )
+    written = msgspec.json.encode(host_to_builtins(host))
+    assert host_from_builtins(msgspec.json.decode(written)) == host, "a checkpoint keeps it"
+    assert measures.of_difficulty(HostState()) == {}
+    assert measures.of_difficulty(host) == {"difficulty/level_mean": 5 / 5}
+    rising = dataclasses.replace(host, difficulty={"a": Difficulty(levels=3, top=2)})
+    assert measures.of_difficulty(rising)["difficulty/top_mean"] == 2
     assert scoring.rate_difficulty(schedule, host).difficulty == {
         "a": Difficulty(levels=3, top=2),
         "b": Difficulty(levels=3, top=2, attempts=1, wins=1),
