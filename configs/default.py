@@ -226,6 +226,7 @@ def get_config() -> config_dict.ConfigDict:
     c.health = config_dict.ConfigDict()
     c.health.valid_share = 0.2  # of the designs: alarm below it
     c.health.duplicate_share = 0.5  # of the designs: alarm from it up
+    c.health.diversity = 0.05  # of the accepted designs: alarm below it
     c.health.zero_variance_share = 0.9  # of the environments, whose plays returned the same
     c.health.success_low = 0.02  # of the plain plays: alarm below it
     c.health.success_high = 0.98

@@ -160,6 +160,7 @@ RANGES: dict[str, Range] = {
     "optimizer.clip_norm": POSITIVE,
     "health.valid_share": SHARE,
     "health.duplicate_share": SHARE,
+    "health.diversity": SHARE,
     "health.zero_variance_share": SHARE,
     "health.success_low": SHARE,
     "health.success_high": SHARE,

@@ -44,6 +44,13 @@ ALARMS: dict[str, Alarm] = {
         "the designer repeats itself: raise design.temperature, bring in more documents by "
         "corpus.path, or lower memory.positives",
     ),
+    "alike_designs": Alarm(
+        "designer/diversity",
+        "diversity",
+        "the designer's programs are nearly one: raise design.temperature, bring in more "
+        "documents by corpus.path, or lower memory.positives",
+        low=True,
+    ),
     "no_contrast": Alarm(
         "agent/zero_variance_share",
         "zero_variance_share",

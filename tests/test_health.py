@@ -72,6 +72,7 @@ def test_a_healthy_iteration_raises_nothing(c: config_dict.ConfigDict) -> None:
     healthy = {
         "designer/valid_share": 0.92,
         "designer/duplicate_share": 0.0,
+        "designer/diversity": 0.5,
         "agent/zero_variance_share": 0.29,
         "agent/success": 0.65,
         "play/hint_leak_share": 0.0,

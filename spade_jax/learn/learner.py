@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -221,7 +222,9 @@ class Learner:
         )
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         self.device_s += time.perf_counter() - began
-        places = sum(int(n) * p.tokens[0].size for n, p in zip(counts, batch, strict=True))
+        places = sum(
+            int(n) * math.prod(p.tokens.shape[1:]) for n, p in zip(counts, batch, strict=True)
+        )
         values["fill_share"] = sum(len(row.record.ids) for row, _ in pairs) / max(places, 1)
         used = {
             role: sum(row.trained for row, _ in share)
