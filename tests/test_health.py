@@ -165,6 +165,7 @@ def nothing_valid(run: Run, state: LearnerState, host: HostState) -> tuple:
         episodes=[],
         samples=[],
         rewards={},
+        scored={},
         learned={"learn/updates": 0, "learn/skipped_in_row": 0},
         tokens_sampled=0,
     )
