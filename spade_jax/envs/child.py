@@ -18,7 +18,7 @@ from spade_jax.envs import contract, entropy, wire
 from spade_jax.envs.lookout import Lookout
 from spade_jax.envs.seccomp import CHANNEL
 from spade_jax.envs.tool_use import ToolUseBaseEnv
-from spade_jax.types import FailureKind, StepResult
+from spade_jax.types import FailureKind, Kind, StepResult
 
 _FILE = "<environment>"
 _RECEIVE = 1 << 16
@@ -48,6 +48,7 @@ class Session:
         self._load = load
         self._limit = load.max_observation
         self._class: type | None = None
+        self._boxes = False
         self._fresh: Any = None  # constructed and not yet reset
         self._environment: Any = None
 
@@ -76,6 +77,7 @@ class Session:
         sys.modules[contract.MODULE] = module
         entropy.start(0)
         exec(compile(self._load.code, _FILE, "exec", dont_inherit=True), module.__dict__)
+        self._boxes = self._load.kind is Kind.GAME and contract.reads_boxes(self._load.code)
         self._class = contract.environment_class(module.__dict__, self._load.kind, ToolUseBaseEnv)
         self._fresh = self._construct()
         return wire.Loaded()
@@ -102,6 +104,8 @@ class Session:
 
     def _step(self, action: str) -> wire.Reply:
         limit = self._limit
+        if self._boxes and "boxed{" not in action:
+            action = f"\\boxed{{{action}}}"
         return _guarded(
             "step", lambda: _observed(contract.step_result(self._environment.step(action), limit))
         )

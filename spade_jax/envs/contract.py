@@ -17,6 +17,7 @@ ignored. An episode is won when it terminated with a last reward above 0.5. Prog
 
 from __future__ import annotations
 
+import ast
 import inspect
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,10 @@ STANDARD_MODULES = (
 )
 MATH_MODULES = ("math_verify", "sympy")
 ALLOWED_MODULES = (*STANDARD_MODULES, "numpy", *MATH_MODULES)
+_SEARCHES = frozenset(  # functions of `re` and methods of strings
+    "compile find findall finditer fullmatch index match partition removeprefix rfind rindex "
+    "rpartition rsplit search split startswith sub".split()
+)
 
 
 class ContractError(ValueError):
@@ -56,6 +61,26 @@ def heavy_modules(code: str) -> tuple[str, ...]:
     if any(name in code for name in MATH_MODULES):
         return ("numpy", *MATH_MODULES)
     return ("numpy",) if "numpy" in code else ()
+
+
+def reads_boxes(code: str) -> bool:
+    r"""Whether a game looks for a `\boxed{}` in an action itself, as some from elsewhere do.
+
+    Such a game calls something named so, searches for a text with the word, or asks whether it is
+    `in` the action. One that only tells the agent of the box wants its content alone.
+    """
+    if "boxed" not in code:
+        return False
+    searched: list[ast.expr] = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if "boxed" in name:
+                return True
+            searched += node.args if name in _SEARCHES else []
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In):
+            searched.append(node.left)
+    return any(isinstance(each, ast.Constant) and "boxed" in str(each.value) for each in searched)
 
 
 def environment_class(namespace: Mapping[str, Any], kind: Kind, tool_base: type) -> type:

@@ -159,6 +159,30 @@ def test_a_table_of_files(tmp_path: Path) -> None:
     assert "1 of 1 programs" in refusal(table)
 
 
+BOXES = """import re
+
+
+class EchoEnv:
+    def reset(self, seed=None):
+        return "Answer 7 in \\\\boxed{}.", {}
+
+    def step(self, action):
+        found = re.search(r"\\\\boxed\\{(.*?)\\}", action)
+        right = found is not None and found.group(1) == "7"
+        return "Right." if right else "Wrong.", float(right), True, False, {}
+"""
+
+
+def test_a_game_that_looks_for_the_box_itself_is_given_it(tmp_path: Path) -> None:
+    [game] = load(write_jsonl(tmp_path / "pool.jsonl", [row("g2", "Optimization", BOXES)]))
+    with Sandbox() as sandbox:
+        for action in ("7", "\\boxed{7}"):
+            instance = sandbox.open(game.code, game.kind)
+            sandbox.exchange([(instance, Reset(0))])
+            [result] = sandbox.exchange([(instance, Step(action))])
+            assert result.reward == 1.0, action
+
+
 def test_what_comes_from_outside_runs_as_it_is(tmp_path: Path) -> None:
     game, tools = load(write_jsonl(tmp_path / "pool.jsonl", ROWS))
     call = '<tool_call>{"name": "%s", "arguments": {"item": "bolt"}}</tool_call>'

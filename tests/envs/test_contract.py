@@ -245,3 +245,22 @@ def test_a_fallback_base_of_the_programs_own_is_a_base() -> None:
     missing = "from no_such_module import ToolUseBaseEnv"
     own = guarded.replace("TRY", missing).replace("ERROR", "ImportError")
     assert chosen(own + mine, Kind.TOOL_USE) == "AEnv"
+
+
+@pytest.mark.parametrize(
+    ("code", "reads"),
+    [
+        ('found = re.search(r"\\boxed\\{(.*)\\}", action)', True),
+        ('PATTERN = re.compile(r"\\boxed{(.+?)}")', True),
+        ('if "\\\\boxed{" in action: pass', True),
+        ("answer = extract_last_boxed_answer(action)", True),
+        ('parts = action.split("\\\\boxed{")', True),
+        ('return "Answer in \\\\boxed{}.", {}', False),
+        ('self.rules = "Put it in \\\\boxed{}."', False),
+        ("return action.strip() == str(self.number)", False),
+    ],
+)
+def test_who_looks_for_the_box_itself(code: str, reads: bool) -> None:
+    body = code if code.startswith("return") else f"{code}\n    return None"
+    program = f"def step(self, action):\n    {body}\n"
+    assert contract.reads_boxes(program) is reads
