@@ -1,4 +1,4 @@
-"""Runs side by side: the row of a run worked out by hand, and the curves over minutes."""
+"""Runs side by side: rows of runs and of groups worked out by hand, and the curves."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,53 @@ def test_row_by_hand(workdir: Path) -> None:
     ]
 
 
-def test_curves_run_over_minutes_of_training(workdir: Path) -> None:
-    [axis] = report.overlay([workdir]).axes
-    assert axis.lines[0].get_xydata().tolist() == [[0.0, 0.25], [2.0, 1.0]]
-    assert axis.lines[0].get_label() == "seed1"
+def evaluated(folder: Path, *wins: tuple[float, float]) -> Path:
+    """A run whose iterations 0 and 2 won so much of each instance."""
+    (folder / "evaluation").mkdir(parents=True)
+    for k, outcome in zip((0, 2), zip(*wins, strict=True), strict=True):
+        (folder / "evaluation" / f"{k:06d}.json").write_bytes(
+            outcomes(*(("a", w) for w in outcome))
+        )
+    return folder
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> list[Path]:
+    return [
+        evaluated(tmp_path / "full1", (0, 1), (0, 1), (1, 1), (0, 0)),
+        evaluated(tmp_path / "full2", (0, 1), (0, 0), (1, 1), (0, 1)),
+        evaluated(tmp_path / "frozen-1", (0, 0), (0, 0), (1, 1), (0, 1)),
+        evaluated(tmp_path / "frozen-2", (0, 0), (0, 0), (1, 1), (0, 1)),
+    ]
+
+
+def test_runs_that_differ_in_a_number_are_a_group(four: list[Path]) -> None:
+    found = report.groups(four)
+    assert {name: [w.name for w in ws] for name, ws in found.items()} == {
+        "full": ["full1", "full2"],
+        "frozen": ["frozen-1", "frozen-2"],
+    }
+    assert report.shares_won(found["full"]) == {0: [0, 0, 1, 0], 2: [1, 0.5, 1, 0.5]}
+
+
+def test_groups_by_hand(four: list[Path]) -> None:
+    full, frozen = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in report.group_rows(report.groups(four))
+    )
+    # Gains of instances 1, 1/2, 0, 1/2: variance (1/4 + 1/4) / 3, half width 1.96 sqrt(1/24).
+    # Each run alone gained 2 of 4 instances.
+    assert full == ["full", "2", "25.0% ± 49.0%", "75.0% ± 28.3%", "50.0% ± 40.0%"] + [
+        "50.0% to 50.0%",
+        "",
+    ]
+    # Against the first group's 1, 1/2, 1, 1/2 it ended with 0, 0, 1, 1: -1, -1/2, 0, 1/2, whose
+    # mean is -1/4 and variance (9/16 + 1/16 + 1/16 + 9/16) / 3; half width 1.96 sqrt(5/48).
+    assert frozen[-3:] == ["25.0% ± 49.0%", "25.0% to 25.0%", "-25.0% ± 63.3%"]
+
+
+def test_curves_run_over_iterations(workdir: Path, four: list[Path]) -> None:
+    [axis] = report.overlay({"seed1": [workdir], "full": four[:2]}).axes
+    assert axis.lines[0].get_xydata().tolist() == [[0, 0.25], [2, 1.0]]
+    assert axis.lines[1].get_xydata().tolist() == [[0, 0.25], [2, 0.75]]
+    assert [line.get_label() for line in axis.lines] == ["seed1", "full (2 runs)"]
