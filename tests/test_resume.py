@@ -108,15 +108,18 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(
 ) -> None:
     c = small_run.run_config(model_folder, **SELF_PLAY)
     through, killed = tmp_path / "through", tmp_path / "killed"
-    began = time.monotonic()
     assert run_until(c, through, None, tmp_path) == 0
-    whole = time.monotonic() - began
-    rng = random.Random(0)
-    codes = []
-    while len(codes) < KILLS:
-        codes.append(run_until(c, killed, rng.uniform(0, whole), tmp_path))
-    assert -signal.SIGKILL in codes
+    began = time.monotonic()
     assert run_until(c, killed, None, tmp_path) == 0
+    whole = time.monotonic() - began  # with all programs compiled
+    rng, kills, code = random.Random(0), 0, 0
+    while kills < KILLS or code:
+        if code == 0:  # it is finished: begin anew
+            assert_alike(c, killed, through)
+            shutil.rmtree(killed)
+        code = run_until(c, killed, rng.uniform(0, whole) if kills < KILLS else None, tmp_path)
+        assert code in (0, -signal.SIGKILL)
+        kills += code != 0
     assert_alike(c, killed, through)
 
 
