@@ -111,6 +111,20 @@ def test_two_iterations_by_hand(model_folder: Path, monkeypatch: pytest.MonkeyPa
     assert last.rewards == pytest.approx({"000000-001": 0, "000000-002": 1, "000000-003": 1})
 
 
+def test_where_nothing_can_be_played_the_designer_still_learns(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small_run, "write_program", lambda said, stream: "I would rather not.")
+    small_run.script_the_designer(monkeypatch)
+    c = small_run.run_config(model_folder, reward__penalties="outside", iterations=2)
+    assert train.train(c, tmp_path) == 0
+    lines = metrics.read_metrics(tmp_path)
+    assert [line["play/environments"] for line in lines] == [0, 0]
+    assert lines[0]["designer/valid_share"] == 0
+    assert [line["learn/samples/designer"] for line in lines] == [0, 6]
+    assert [line["learn/updates"] for line in lines] == [0, 1]
+
+
 FIXED = {"environments__source": "fixed", "environments__size": 6}
 
 

@@ -87,11 +87,13 @@ def update_baselines(
 def role_scale(n_agent: int, n_designer: int, regenerate_every: int, cap: float) -> float:
     """min(cap, n_agent / n_designer * regenerate_every) (arXiv 2608.19197).
 
-    Weighs the designer's few samples against the agent's many; 0 without a designer sample.
+    Weighs the designer's few samples against the agent's many; 0 without a designer sample. Without
+    one of the agent there is nothing to weigh against, and they count as if there were as many:
+    where no design can be played, penalties are all there is to learn from.
     """
     if n_designer == 0:
         return 0.0
-    return min(cap, n_agent / n_designer * regenerate_every)
+    return min(cap, (n_agent or n_designer) / n_designer * regenerate_every)
 
 
 @dataclass

@@ -127,7 +127,10 @@ def test_baselines_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("n_agent", "n_designer", "every", "expected"),
-    [(192, 24, 4, 32.0), (192, 24, 8, 50.0), (10, 40, 1, 0.25), (192, 0, 4, 0.0)],
+    [
+        *[(192, 24, 4, 32.0), (192, 24, 8, 50.0), (10, 40, 1, 0.25), (192, 0, 4, 0.0)],
+        *[(0, 24, 4, 4.0), (0, 0, 4, 0.0)],  # no environment to play
+    ],
 )
 def test_role_scale_by_hand(n_agent: int, n_designer: int, every: int, expected: float) -> None:
     assert role_scale(n_agent, n_designer, every, cap=50.0) == expected
