@@ -189,7 +189,7 @@ def of_difficulty(host: HostState) -> Measured:
     tasks = list(host.difficulty.values())
     if not tasks:
         return {}
-    played = [entry.environment.level for entry in host.pool]
+    played = [entry.environment.level for entry in host.pool if not entry.retired]
     rising = not any(task.trackers for task in tasks)
     return {
         "difficulty/level_mean": _mean(played),

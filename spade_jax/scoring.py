@@ -68,7 +68,7 @@ def rate_difficulty(schedule: Schedule, host: HostState) -> HostState:
     """Enter this iteration's plays of procedural tasks into their difficulty."""
     returns = collections.defaultdict(lambda: collections.defaultdict(list))
     for entry in host.pool:
-        if entry.environment.task:
+        if entry.environment.task and not entry.retired:
             returns[entry.environment.task][entry.environment.level] += entry.plain[-1]
     rated = {
         task: difficulty.update(host.difficulty[task], by_level, schedule)

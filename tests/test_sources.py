@@ -117,12 +117,14 @@ def test_plays_enter_the_difficulty_of_their_task() -> None:
         won=0.5,
     )
 
-    def entry(task: str, level: int, *windows: tuple[float, ...]) -> PoolEntry:
+    def entry(
+        task: str, level: int, *windows: tuple[float, ...], retired: bool = False
+    ) -> PoolEntry:
         environment = Environment(
             id=f"{task}{level}{windows}", kind=Kind.GAME, skill="s", code="", iteration=0
         )
         environment = dataclasses.replace(environment, task=task, level=level)
-        return PoolEntry(environment=environment, plain=windows)
+        return PoolEntry(environment=environment, plain=windows, retired=retired)
 
     host = HostState(
         pool=(
@@ -131,6 +133,7 @@ def test_plays_enter_the_difficulty_of_their_task() -> None:
             entry("b", 2, (1.0,)),
             entry("b", 1, (1.0, 1.0, 1.0)),  # below the top
             entry("", 0, (1.0,)),  # of no task
+            entry("b", 2, (1.0, 1.0, 1.0), retired=True),  # played earlier, and counted then
         ),
         difficulty={
             "a": Difficulty(levels=3),
