@@ -260,6 +260,11 @@ RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
         "({c.design.per_prompt}); change one of them",
     ),
     (
+        lambda c: actor_only(c) or c.advantage.designer != "prompt" or c.design.per_prompt > 1,
+        "advantage.designer is 'prompt' but design.per_prompt is {c.design.per_prompt}, so that "
+        "each valid design is compared with itself; raise design.per_prompt or choose skill",
+    ),
+    (
         lambda c: c.hint.source != "reply" or not actor_only(c),
         "hint.source is 'reply' but environments.source is {c.environments.source!r}, so that no "
         "designer replies; choose method, self or endpoint",

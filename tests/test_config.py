@@ -277,6 +277,10 @@ def test_values_out_of_bounds(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        (
+            {"advantage.designer": "prompt"},
+            "per_prompt is 1, so that each valid design is compared",
+        ),
         ({"play.paired_plays": True, "play.hint_plays": 8}, "have partners among play.plays = 8"),
         ({"reward.w_micro": 0.1, "reward.designer": "regret"}, "only the blend has these terms"),
         ({"reward.w_frontier": 0.1, "reward.designer": "micro_lp"}, "only the blend has these"),

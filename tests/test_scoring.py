@@ -338,7 +338,7 @@ def test_designs_by_hand() -> None:
 
 
 def test_designs_of_one_prompt_are_compared() -> None:
-    values, _, _ = compare(configured(advantage__designer="prompt"))
+    values, _, _ = compare(configured(advantage__designer="prompt", design__per_prompt=2))
     assert values == pytest.approx([8 * 0.2, 8 * -0.2, 0.0, 8 * -0.5])
 
 
