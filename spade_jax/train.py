@@ -97,16 +97,19 @@ def play_pool(run: Run, policy: Policy, host: HostState) -> list[Episode]:
     With `play.paired_plays` each of the latter has its plain partner, trained on or not.
     """
     c = run.config
-    hinted = c.play.hint_plays
+    hinted, method = c.play.hint_plays, c.hint.source == "method"
     paired = max(c.play.plays, hinted) if c.play.paired_plays else c.play.plays
-    plain_and_hinted = {True: (paired, hinted), False: (c.play.plays, 0)}  # of a new one or not
-    playing = [entry for entry in host.pool if not entry.retired]
+    plain_and_hinted = {True: (paired, hinted), False: (c.play.plays, 0)}  # by hint or none
+    playing = [
+        (entry.environment, not entry.plain and bool(entry.environment.hint or method))
+        for entry in host.pool
+        if not entry.retired
+    ]
     jobs = [
         Job(e, arm, k, play_seed(c.seed, e.id, host.iteration, k))
         for i, arm in enumerate(Arm)
-        for e, new in ((entry.environment, not entry.plain) for entry in playing)
-        if arm is Arm.PLAIN or e.hint or c.hint.source == "method"
-        for k in range(plain_and_hinted[new][i])
+        for e, with_hint in playing
+        for k in range(plain_and_hinted[with_hint][i])
     ]
     return play(
         policy,

@@ -1,5 +1,6 @@
 """Scores and samples of an iteration by hand."""
 
+import collections
 import dataclasses
 import math
 from types import SimpleNamespace
@@ -173,6 +174,17 @@ def test_plays_of_each_arm(
         n = min(expected)
         assert seeds[e, Arm.PLAIN][:n] == seeds[e, Arm.HINTED][:n], "partners share the seed"
     assert len({j.seed for j in jobs}) == 2 * max(expected)
+
+
+def test_what_has_no_hint_needs_no_partners(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[Job] = []
+    monkeypatch.setattr(train, "play", lambda policy, box, wanted, *_, **__: jobs.extend(wanted))
+    c = configured(play__plays=2, play__paired_plays=True, hint__source="self")
+    told = dataclasses.replace(entry("a").environment, hint="Add.")
+    host = HostState(pool=(PoolEntry(environment=told), entry("b")))
+    train.play_pool(SimpleNamespace(config=c, sandbox=None), None, host)
+    played = collections.Counter((j.environment.id, j.arm) for j in jobs)
+    assert played == {("a", Arm.PLAIN): 4, ("b", Arm.PLAIN): 2, ("a", Arm.HINTED): 4}
 
 
 # -- the agent's samples ----------------------------------------------------------------------
