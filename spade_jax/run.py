@@ -451,13 +451,14 @@ def describe(run: Run) -> None:
     """Print what the run is, the loss it minimises among it."""
     c = run.config
     kl = f" + {c.learn.kl} k3(reference)" if c.learn.kl else ""
+    bonus = f" - {c.learn.entropy} entropy" if c.learn.entropy else ""
     weight = f"min(old/behaviour, {c.learn.importance_cap:g}) " if c.learn.importance_cap else ""
     print(
         f"model of {count(run.model):,} parameters; {c.design.num_envs} environments{given(run)} "
         f"every {c.design.regenerate_every} iterations, {c.play.plays} plain and "
         f"{c.play.hint_plays} hinted plays each\n"
         f"loss: {c.learn.aggregation} of -{weight}min(r A, clip(r, {1 - c.learn.clip_low:g}, "
-        f"{1 + c.learn.clip_high:g}) A){kl}, {c.learn.passes} passes in {c.learn.minibatches} "
+        f"{1 + c.learn.clip_high:g}) A){kl}{bonus}, {c.learn.passes} passes in {c.learn.minibatches} "
         f"minibatches, AdamW at {c.optimizer.lr:g}",
         flush=True,
     )

@@ -64,10 +64,11 @@ def test_the_reference_of_adapters_is_what_they_adapt() -> None:
                 "learn__aggregation": "token_mean",
                 "learn__importance_cap": 0.0,
                 "learn__kl": 0.005,
+                "learn__entropy": 0.01,
                 "learn__passes": 2,
             },
-            "token_mean of -min(r A, clip(r, 0.8, 1.28) A) + 0.005 k3(reference), 2 passes in 1 "
-            "minibatches, AdamW at 0.00015",
+            "token_mean of -min(r A, clip(r, 0.8, 1.28) A) + 0.005 k3(reference) - 0.01 entropy, "
+            "2 passes in 1 minibatches, AdamW at 0.00015",
         ),
     ],
 )
