@@ -458,8 +458,8 @@ def describe(run: Run) -> None:
         f"every {c.design.regenerate_every} iterations, {c.play.plays} plain and "
         f"{c.play.hint_plays} hinted plays each\n"
         f"loss: {c.learn.aggregation} of -{weight}min(r A, clip(r, {1 - c.learn.clip_low:g}, "
-        f"{1 + c.learn.clip_high:g}) A){kl}{bonus}, {c.learn.passes} passes in {c.learn.minibatches} "
-        f"minibatches, AdamW at {c.optimizer.lr:g}",
+        f"{1 + c.learn.clip_high:g}) A){kl}{bonus}, {c.learn.passes} passes in "
+        f"{c.learn.minibatches} minibatches, AdamW at {c.optimizer.lr:g}",
         flush=True,
     )
     mesh = jax.sharding.get_mesh()
