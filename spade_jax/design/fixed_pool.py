@@ -2,7 +2,8 @@
 
 A pool is the bundled programs or, at a path, a folder of Python files or tables, or one table:
 JSONL or Parquet with the columns `game_id, file_name, skill, sha256, code`, the form in which pools
-are published. A row without `code` means the file `file_name` beside its table.
+are published. A row without `code` means the file `file_name` beside its table. Where a folder has
+tables, they say what of its files belongs to the pool; what is hidden in it is not looked at.
 """
 
 from __future__ import annotations
@@ -90,13 +91,13 @@ def bundled_pool(seed: int, size: int, skills: Sequence[str], corpus: Corpus) ->
 
 
 def _read(path: Path) -> list[Environment]:
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    files = _files(path) if path.is_dir() else [path]
     programs = [file for file in files if path.is_dir() and file.suffix == ".py"]
     tables = [file for file in files if file.suffix in TABLES]
-    if programs:
-        read = [(file.stem, _skill(path, file), _text(file)) for file in programs]
-    elif tables:
+    if tables:
         read = [each for table in tables for each in _checked(table)]
+    elif programs:
+        read = [(file.stem, _skill(path, file), _text(file)) for file in programs]
     else:
         raise UsageError(
             f"{path} holds no environments; set environments.path to a folder of .py files or to "
@@ -108,6 +109,12 @@ def _read(path: Path) -> list[Environment]:
         )
         for n, (name, skill, code) in enumerate(read)
     ]
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files in a folder and those below it, sorted, but what is hidden."""
+    names = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
+    return [folder / n for n in sorted(names) if not any(part[0] == "." for part in n.parts)]
 
 
 def _skill(root: Path, file: Path) -> str:
@@ -138,7 +145,7 @@ def _checked(table: Path) -> list[tuple[str, str, str]]:
         name = str(row.game_id if row.game_id is not None else row.file_name or n)
         if row.code is None and row.file_name is None:
             raise UsageError(f"row {n} of {table} has neither code nor file_name; give it one")
-        code = _text(table.parent / row.file_name) if row.code is None else row.code
+        code = _text(_beside(table, n, row.file_name)) if row.code is None else row.code
         if hashlib.sha256(code.encode()).hexdigest() != row.sha256.strip().lower():
             wrong.append(f"row {n} ({row.file_name or name})")
         read.append((name, row.skill, code))
@@ -149,6 +156,16 @@ def _checked(table: Path) -> list[tuple[str, str, str]]:
             f"{', '.join(wrong[:5])}{more}; take the table from its source again"
         )
     return read
+
+
+def _beside(table: Path, n: int, name: str) -> Path:
+    """The file that row `n` names, which must lie with its table."""
+    if name.startswith("/") or ".." in Path(name).parts or "\0" in name:
+        raise UsageError(
+            f"row {n} of {table} names {name!r}, which is no file in the folder of the table; put "
+            "it there and correct file_name"
+        )
+    return table.parent / name
 
 
 def _rows(table: Path) -> Iterator[Row]:
@@ -176,7 +193,7 @@ def _json_records(table: Path) -> Iterator[Any]:
                 continue
             try:
                 yield msgspec.json.decode(line)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise UsageError(
                     f"line {n} of {table} is no JSON ({error}); take it from its source again"
                 ) from None
@@ -189,7 +206,7 @@ def _parquet_records(table: Path) -> Iterator[Any]:
             wanted = [name for name in Row.__struct_fields__ if name in file.schema_arrow.names]
             for batch in file.iter_batches(batch_size=256, columns=wanted):
                 yield from batch.to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         raise UsageError(
             f"the pool {table} cannot be read as Parquet ({error}); take it from its source again"
         ) from None

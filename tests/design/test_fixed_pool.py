@@ -183,6 +183,26 @@ def test_a_game_that_looks_for_the_box_itself_is_given_it(tmp_path: Path) -> Non
             assert result.reward == 1.0, action
 
 
+def test_the_tables_of_a_folder_say_what_is_in_it(tmp_path: Path) -> None:
+    """Its files are read for their rows, and so with their checksums and skills."""
+    (tmp_path / "g1.py").write_text(GAME)
+    (tmp_path / "__init__.py").write_text("")
+    rows = [{key: value for key, value in ROWS[0].items() if key != "code"}]
+    write_jsonl(tmp_path / "pool.jsonl", rows)
+    assert [(e.skill, e.code) for e in load(tmp_path)] == [("Mathematical Reasoning", GAME)]
+    (tmp_path / "g1.py").write_text(GAME + "\n")
+    assert "1 of 1 programs" in refusal(tmp_path)
+
+
+def test_what_is_hidden_in_a_folder_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".ipynb_checkpoints" / "doubling-checkpoint.py").write_text(GAME)
+    (tmp_path / "._doubling.py").write_bytes(b"\xff")
+    (tmp_path / "doubling.py").write_text(GAME)
+    (tmp_path / "loop").symlink_to(tmp_path)
+    assert [e.id for e in load(tmp_path)] == ["fixed-00000-doubling"]
+
+
 def test_what_comes_from_outside_runs_as_it_is(tmp_path: Path) -> None:
     game, tools = load(write_jsonl(tmp_path / "pool.jsonl", ROWS))
     call = '<tool_call>{"name": "%s", "arguments": {"item": "bolt"}}</tool_call>'
@@ -238,6 +258,31 @@ def test_tables_that_are_none(tmp_path: Path, name: str, text: str, parts: tuple
     (tmp_path / name).write_text(text)
     sentence = refusal(tmp_path / name)
     assert all(part in sentence for part in (str(tmp_path), *parts)), sentence
+
+
+@pytest.mark.parametrize("name", ["../secret.py", "/etc/hostname", "a/../../secret.py", "a\0.py"])
+def test_a_table_reaches_no_file_outside_its_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret.py").write_text(GAME)
+    (tmp_path / "pool" / "a").mkdir(parents=True)
+    rows = [row("g1", "a", GAME) | {"file_name": name, "code": None}]
+    sentence = refusal(write_jsonl(tmp_path / "pool" / "pool.jsonl", rows))
+    assert "row 1 of" in sentence and "is no file in the folder of the table" in sentence
+
+
+def test_a_table_that_is_nested_without_end(tmp_path: Path) -> None:
+    (tmp_path / "pool.jsonl").write_text("[" * 100_000 + "]" * 100_000)
+    assert "line 1 of" in refusal(tmp_path / "pool.jsonl")
+
+
+def test_parquet_that_is_no_utf8(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    ends = pyarrow.py_buffer(b"\0\0\0\0\1\0\0\0")
+    code = pyarrow.Array.from_buffers(pyarrow.string(), 1, [None, ends, pyarrow.py_buffer(b"\xff")])
+    table = pyarrow.table({"skill": ["a"], "sha256": ["0"], "code": code})
+    parquet.write_table(table, tmp_path / "pool.parquet")
+    assert "cannot be read as Parquet ('utf-8'" in refusal(tmp_path / "pool.parquet")
 
 
 def test_places_that_hold_none(tmp_path: Path) -> None:
