@@ -11,7 +11,7 @@ import bisect
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -90,6 +90,8 @@ def _files(path: str) -> list[Path]:
         return [given]
     found = map(Path, glob.glob(pattern, recursive=True))
     files = sorted(file for file in found if file.suffix in SUFFIXES and file.is_file())
+    # A link to a folder above would give every file many times over.
+    files = sorted({file.resolve(): file for file in reversed(files)}.values())
     if not files:
         raise UsageError(f"the corpus {path} names no .jsonl or .parquet file: {REMEDY}")
     return files
@@ -151,7 +153,7 @@ def _parse(line: bytes) -> Record | None:
     """The record of a line, or None where it holds no document."""
     try:
         record = _DECODER.decode(line)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     return record if record.document else None
 
@@ -234,7 +236,11 @@ class Table:
             strings = (types.is_string, types.is_large_string, types.is_string_view)
             return any(is_kind(kind) for is_kind in strings)
 
-        kinds = {name: schema.field(name).type for name in schema.names}
+        if twice := [name for name in (*_TEXTS, "id") if schema.names.count(name) > 1]:
+            raise UsageError(
+                f"the corpus {self._path} has more than one column `{twice[0]}`: rename the others"
+            )
+        kinds = dict(zip(schema.names, schema.types, strict=True))
         texts = [name for name in _TEXTS if name in kinds and is_text(kinds[name])]
         if not texts:
             raise UsageError(
@@ -300,20 +306,21 @@ class Dataset:
                 download=False,
                 deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES,
             )
+            info = self._raw.dataset_info
+            complete = (info.metadata or {}).get(NO_GAPS)
         except tfds.core.DatasetNotFoundError:
             raise UsageError(
                 f"there is no tensorflow-datasets set {name} in {place}; set config.corpus.data_dir"
                 f" to where it lies ({prepare})"
             ) from None
-        except (ValueError, AssertionError, RuntimeError, OSError, ImportError) as error:
+        except Exception as error:  # there are as many kinds as libraries that read its files
             raise UsageError(
                 f"the tensorflow-datasets set {name} in {place} cannot be read "
                 f"({_first_line(error)}); it must be prepared in array_record form, and have the "
                 f"split config.corpus.split ({prepare})"
             ) from None
-        info = self._raw.dataset_info
+        self._name = name
         self._features = _choose_features(info.features, name)
-        complete = (info.metadata or {}).get(NO_GAPS)
         self.skipped = array.array("Q") if complete else _without_text(self)
 
     def __len__(self) -> int:
@@ -322,10 +329,20 @@ class Dataset:
     def __iter__(self) -> Iterator[Record | None]:
         for start in range(0, len(self), _RECORDS):
             rows = range(start, min(start + _RECORDS, len(self)))
-            yield from map(self._parse, self._raw.__getitems__(rows))
+            yield from map(self._parse, self._fetch(rows))
 
     def read(self, row: int) -> Record | None:
-        return self._parse(self._raw[row])
+        [raw] = self._fetch(range(row, row + 1))
+        return self._parse(raw)
+
+    def _fetch(self, rows: range) -> Sequence[bytes]:
+        try:
+            return self._raw.__getitems__(rows)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise UsageError(
+                f"record {rows.start + 1} of the tensorflow-datasets set {self._name}, or one soon "
+                f"after it, cannot be read ({_first_line(error)}); prepare the set anew"
+            ) from None
 
     def _parse(self, raw: bytes) -> Record | None:
         found = self._read_example(raw).features.feature

@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -63,6 +64,13 @@ def test_a_folder_and_a_pattern_are_their_files_in_order(tmp_path: Path) -> None
         assert "deeper/d.jsonl:1" in texts(pattern)
     with opened(tmp_path / "c" / "b.js*") as single:
         assert texts(single) == {"1": "three"}
+
+
+def test_links_in_a_ring_give_no_file_twice(tmp_path: Path) -> None:
+    write_lines(tmp_path / "b" / "c.jsonl", {"text": "one"}, {"text": "two"})
+    (tmp_path / "b" / "up").symlink_to(tmp_path)
+    with opened(tmp_path / "**" / "*.jsonl") as corpus:
+        assert texts(corpus) == {"1": "one", "2": "two"}
 
 
 def test_brackets_may_be_in_a_name(tmp_path: Path) -> None:
@@ -219,7 +227,37 @@ def test_sets_that_are_not_there(
     assert all(part in sentence for part in parts), sentence
 
 
+@pytest.mark.parametrize("file", ["dataset_info.json", "metadata.json", "features.json"])
+def test_a_set_with_a_torn_file_is_refused(data_dir: str, tmp_path: Path, file: str) -> None:
+    shutil.copytree(data_dir, tmp_path / "torn")
+    (tmp_path / "torn" / "elsewhere" / "en" / "2.1.0" / file).write_text("{")
+    sentence = refusal("tfds:elsewhere/en", data_dir=str(tmp_path / "torn"))
+    assert "set elsewhere/en in " in sentence and "cannot be read (" in sentence
+
+
+def test_a_set_whose_records_are_gone(data_dir: str, tmp_path: Path) -> None:
+    shutil.copytree(data_dir, tmp_path / "gone")
+    [train] = (tmp_path / "gone").rglob("*train*")
+    train.write_bytes(b"")
+    sentence = refusal("tfds:elsewhere/en", data_dir=str(tmp_path / "gone"))
+    assert sentence.startswith("record 1 of the tensorflow-datasets set elsewhere/en, or")
+    assert sentence.endswith("; prepare the set anew")
+
+
 # -- what is refused --------------------------------------------------------------------------
+
+
+def test_json_nested_without_end_is_a_broken_line(tmp_path: Path) -> None:
+    nested = '{"text": "one", "more": ' + "[" * 100_000 + "]" * 100_000 + "}\n"
+    (tmp_path / "c.jsonl").write_text(nested + '{"text": "two"}\n')
+    with opened(tmp_path / "c.jsonl") as corpus:
+        assert texts(corpus) == {"2": "two"} and corpus.skipped_places == ("line 1",)
+
+
+def test_parquet_with_a_column_twice(tmp_path: Path) -> None:
+    column = pa.array(["one"])
+    pq.write_table(pa.table([column, column], names=["text", "text"]), tmp_path / "t.parquet")
+    assert "has more than one column `text`: rename" in refusal(tmp_path / "t.parquet")
 
 
 @pytest.mark.parametrize(
