@@ -43,6 +43,11 @@ def prepare(corpus: Corpus, data_dir: Path, name: str) -> list[int]:
             f"--name={name} is no name of a set; use lower-case letters, digits and underscores, "
             "beginning with a letter"
         )
+    if name in sources.import_tfds().list_builders(with_community_datasets=False):
+        raise UsageError(
+            f"--name={name} is a set of tensorflow-datasets itself, which would be read in the "
+            "place of yours; give another --name"
+        )
     folder = data_dir / name / VERSION
     if folder.exists():
         raise UsageError(f"{folder} exists already; give another --name or --data_dir")

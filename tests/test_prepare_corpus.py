@@ -72,6 +72,8 @@ def test_what_it_refuses(source: Path, tmp_path: Path, monkeypatch: pytest.Monke
         prepare(monkeypatch, source, name="docs")
     with pytest.raises(UsageError, match="--name=Docs is no name of a set; use lower-case"):
         prepare(monkeypatch, source, **(there | {"name": "Docs"}))
+    with pytest.raises(UsageError, match="--name=mnist is a set of tensorflow-datasets itself"):
+        prepare(monkeypatch, source, **(there | {"name": "mnist"}))
     with pytest.raises(UsageError, match="cannot open the corpus absent.jsonl"):
         prepare(monkeypatch, "absent.jsonl", **there)
     with pytest.raises(UsageError, match="c.jsonl/docs/1.0.0 cannot be written .* --data_dir"):
