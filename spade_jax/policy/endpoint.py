@@ -17,6 +17,7 @@ import os
 import queue
 import re
 import threading
+import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
@@ -209,7 +210,7 @@ class Endpoint:
         try:
             answer = msgspec.json.decode(body, type=_Answer)
             choice = answer.choices[0]
-        except (msgspec.DecodeError, UnicodeDecodeError, IndexError) as error:
+        except (msgspec.DecodeError, RecursionError, IndexError) as error:
             return self._failed(FailureKind.REPLY, f"the answer is no chat completion ({error})")
         used = answer.usage or _Usage()
         self.tally.replies += 1
@@ -358,10 +359,26 @@ def _library() -> Any:
     return openai
 
 
+def _fault(url: str) -> str | None:
+    """Why no server can be asked at the address."""
+    if not url.isprintable() or " " in url:
+        return "a space or a control character is in it"
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return None if parts.hostname and parts.port != 0 else "no host or port to ask"
+    except ValueError as error:
+        return str(error)
+
+
 def _check(settings: Settings) -> str:
     """The API key, "" for none. Raises UsageError where a setting cannot be right."""
     if not settings.url.startswith(("http://", "https://")):
         raise UsageError(f"the endpoint's url {settings.url!r} must start with http:// or https://")
+    if fault := _fault(settings.url):
+        raise UsageError(
+            f"the endpoint's url {settings.url!r} is no address ({fault}); write it like "
+            "http://localhost:8000/v1"
+        )
     if settings.length_field not in LENGTHS:
         known = ", ".join(sorted(LENGTHS))
         raise UsageError(f"the endpoint's length_field must be one of {known}")

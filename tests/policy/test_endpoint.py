@@ -274,6 +274,7 @@ def test_passing_trouble_is_tried_again(misbehaving: Callable[..., Misbehaving])
         (answers_with(b"<html>"), FailureKind.REPLY, None, "no chat completion"),
         (answers_with([]), FailureKind.REPLY, None, "no chat completion"),
         (answers_with({"choices": []}), FailureKind.REPLY, None, "no chat completion"),
+        (answers_with(b'{"x":' + b"[" * 100_000), FailureKind.REPLY, None, "no chat completion"),
         (answers_with({"choices": [{"message": {"content": 5}}]}), FailureKind.REPLY, None, "5"),
     ],
 )
@@ -369,6 +370,12 @@ def test_the_key_is_sent_and_never_told(
     ("changes", "sentence"),
     [
         ({"url": "localhost:8000"}, "must start with http:// or https://"),
+        ({"url": "http://"}, "is no address .no host or port to ask.; write it like http://local"),
+        ({"url": "http://localhost:0/v1"}, "is no address .no host"),
+        ({"url": "http://localhost:99999/v1"}, "is no address .Port out of range"),
+        ({"url": "http://[::1/v1"}, "is no address .Invalid IPv6 URL"),
+        ({"url": "http://a b/v1"}, "is no address .a space or a control character"),
+        ({"url": "http://a/\nv1"}, "is no address .a space or a control character"),
         ({"key_variable": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE must hold the endpoint's API key"),
         ({"length_field": "tokens"}, "must be one of max_completion_tokens, max_tokens"),
     ],
