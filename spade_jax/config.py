@@ -174,9 +174,20 @@ def check_fields(config: config_dict.ConfigDict, pattern: config_dict.ConfigDict
                 f"{field} is {value!r} of type {type(value).__name__}; give it a value of type "
                 f"{expected.__name__}"
             )
+        if expected is tuple:
+            _check_entries(field, value, type(known[field][0]) if known[field] else str)
     for field in known:
         if field not in values:
             raise ConfigError(f"the config lacks the field {field}; start it from a bundled config")
+
+
+def _check_entries(field: str, entries: tuple[object, ...], expected: type) -> None:
+    for entry in entries:
+        if type(entry) is not expected:
+            raise ConfigError(
+                f"{field} is {entries!r}, but {entry!r} is no {expected.__name__}; correct "
+                f"--config.{field}"
+            )
 
 
 def _check_skills(skills: tuple[str, ...]) -> None:
@@ -288,7 +299,7 @@ def _read(path: Path) -> dict[str, object]:
         raise ConfigError(
             f"the config {path} cannot be read ({error.strerror}); check the path and its rights"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"the config {path} is no valid JSON ({error}); restore it, or choose another --workdir"
         ) from error

@@ -55,7 +55,7 @@ def _parse(line: bytes) -> dict[str, object] | None:
         return None
     try:
         record = msgspec.json.decode(line)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 

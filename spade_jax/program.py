@@ -60,6 +60,10 @@ def run_program(
         except BrokenPipeError:  # nobody reads on; what is not yet written shall not fail again
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return 1
+        except OSError as error:  # of the disk, as a rule; those of checkpoints say what to do
+            remedy = "; make room or access there and give the same command again"
+            print(f"error: {_one_line(error)}{remedy if error.errno else ''}", file=sys.stderr)
+            return 1
 
     app.run(run, flags_parser=parse)
     raise AssertionError("app.run exits")
@@ -145,6 +149,11 @@ def _define_config(name: str, argv: list[str], flag_values: flags.FlagValues) ->
     flag_values.register_key_flag_for_module(sys.argv[0], flag_values["config"])
 
 
+def _one_line(error: Exception) -> str:
+    """What it says; names and texts of others may be in it."""
+    return printable(" ".join(str(error).splitlines()))
+
+
 def _exit_with_usage(error: UsageError) -> NoReturn:
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {_one_line(error)}", file=sys.stderr)
     sys.exit(2)

@@ -209,7 +209,7 @@ def new_learner(
         reference = jax.tree.map(jnp.copy, params) if c.learn.kl else None
         return Learner(model, hyper(c), tx, settings(c), reference), params
     how = lora.Lora(**c.model.lora)
-    adapters = lora.init(model, how, jax.random.key(c.seed))
+    adapters = lora.init(model, how, jax.random.key(c.seed % 2**32))
     reference = params if c.learn.kl else None
     return Learner(model, hyper(c), tx, settings(c), reference, params, how), adapters
 

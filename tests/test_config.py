@@ -246,7 +246,11 @@ def test_every_text_is_a_path_or_a_choice(default: config_dict.ConfigDict) -> No
         ("learn.row_tokens", (8192, 0), r"learn.row_tokens is \(8192, 0\) but must be at least 1"),
         ("learn.row_tokens", (32768,), "which must name as many lengths as counts"),
         ("learn.rows", (), r"learn.rows is \(\) but must be at least 1"),
-        ("learn.rows", ("4", "1"), "learn.rows is .* but must be at least 1"),
+        ("learn.rows", ("4", "1"), r"learn.rows is \('4', '1'\), but '4' is no int; correct --c"),
+        ("learn.rows", (8.5, 2), r"learn.rows is \(8.5, 2\), but 8.5 is no int"),
+        ("mesh", (1, True, 1, 1), "but True is no int; correct --config.mesh"),
+        ("environments.tasks", (1,), r"environments.tasks is \(1,\), but 1 is no str"),
+        ("reward.penalty_by_reason", "[" * 100_000, "no JSON .maximum recursion depth"),
         ("environments.size", 23, "design.num_envs = 24"),
         ("environments.path", "pool", "set environments.source=fixed"),
         ("environments.gamma_slow", 0.35, r"exceed environments.gamma_slow \(0.35\)"),
@@ -402,6 +406,10 @@ def main():
         raise UsageError("five is right out; choose three")
     if plays == 6:
         raise RuntimeError("broken")
+    if plays == 7:
+        open("/absent/metrics.jsonl")
+    if plays == 8:
+        raise UsageError("a name with \\x1b[31m\\nin it")
     print(plays)
 
 if __name__ == "__main__":
@@ -418,6 +426,13 @@ if __name__ == "__main__":
         ("--config.play.plays=0", 2, "", r"error: play.plays is 0 but must be[^\n]+\n"),
         ("--nothing", 2, "", r"error: Unknown command line flag 'nothing'[^\n]+\n"),
         ("--config.play.plays=6", 1, "", r"(?s)Traceback.*RuntimeError: broken\n"),
+        (
+            "--config.play.plays=7",
+            1,
+            "",
+            r"error: [^\n]*'/absent/metrics.jsonl'; make room [^\n]+\n",
+        ),
+        ("--config.play.plays=8", 2, "", r"error: a name with \\x1b\[31m in it\n"),
     ],
 )
 def test_exit_codes(tmp_path: Path, argument: str, code: int, out: str, err: str) -> None:
@@ -485,9 +500,10 @@ def test_workdir_of_an_older_program_names_what_it_lacks(
 
 
 def test_broken_saved_config(default: config_dict.ConfigDict, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(configs.ConfigError, match=r"config.json is no valid JSON"):
-        configs.compare(default, tmp_path)
+    for broken in ("{", "[" * 100_000):
+        (tmp_path / "config.json").write_text(broken)
+        with pytest.raises(configs.ConfigError, match=r"config.json is no valid JSON"):
+            configs.compare(default, tmp_path)
 
 
 def test_unwritable_workdir(default: config_dict.ConfigDict, tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def test_resume_cuts_later_and_torn_lines(tmp_path: Path) -> None:
         for step in range(5):
             writer.write(step, {"learn/loss": float(step)})
     with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "nested": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
         file.write('{"step": 5, "learn')
     with metrics.MetricsWriter(tmp_path, step=3, tensorboard=False) as writer:
         writer.write(3, {"learn/loss": 30.0})

@@ -51,6 +51,11 @@ def test_the_reference_of_adapters_is_what_they_adapt() -> None:
     assert set(trained) == {"layers"}
 
 
+def test_a_seed_may_be_any_number() -> None:
+    c = configured(seed=10**30, model__lora__rank=2)
+    assert set(run_setup.new_learner(c, SMALL, on_a_mesh(), TX)[1]) == {"layers"}
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

@@ -195,7 +195,7 @@ def read_penalties(text: str) -> dict[Reason, float]:
     example = """write it like '{"leak": -1.0}'"""
     try:
         penalties = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"reward.penalty_by_reason is {text!r}, which is no JSON ({error}); {example}"
         ) from None

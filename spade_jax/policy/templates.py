@@ -304,7 +304,7 @@ def read_options(text: str) -> dict[str, Any]:
     """The switches of a template, from the JSON of the field model.template_options."""
     try:
         options = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"model.template_options is {text!r}, which is no JSON ({error}); write it like "
             """'{"enable_thinking": false}'"""
