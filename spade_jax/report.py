@@ -62,10 +62,13 @@ def row(workdir: Path) -> str:
 
 
 def groups(workdirs: Sequence[Path]) -> dict[str, list[Path]]:
-    """Runs by their names without the number at the end, which tells seeds apart."""
+    """Runs by their names without the number at the end, which tells seeds apart.
+
+    Those of no other name (`seed42`, `seed=42`) are the whole method.
+    """
     found: dict[str, list[Path]] = {}
     for workdir in workdirs:
-        name = re.sub(r"[-_]?\d+$", "", workdir.name) or workdir.name
+        name = re.sub(r"[-_]?(seed=?)?\d+$", "", workdir.name) or "whole"
         found.setdefault(name, []).append(workdir)
     return found
 

@@ -73,6 +73,8 @@ def test_runs_that_differ_in_a_number_are_a_group(four: list[Path]) -> None:
         "full": ["full1", "full2"],
         "frozen": ["frozen-1", "frozen-2"],
     }
+    names = ("seed1", "seed=2", "no_corpus-seed=1", "no_corpus-seed=2")
+    assert list(report.groups([Path(name) for name in names])) == ["whole", "no_corpus"]
     assert report.shares_won(found["full"]) == {0: [0, 0, 1, 0], 2: [1, 0.5, 1, 0.5]}
 
 
