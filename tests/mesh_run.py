@@ -35,6 +35,7 @@ def samples(version: int) -> list[Sample]:
 
 def main(model: str, workdir: str, mesh: str, updates: str) -> None:
     fields = {"mesh": tuple(map(int, mesh.split("x"))), "learn__rows": (8,), "sampling__slots": 8}
+    fields |= {"learn__role_norms": True, "learn__ema_decay": 0.5}
     c = small_run.run_config(Path(model), **fields)
     with run_setup.set_up(c) as (run, state), Checkpoints(Path(workdir), 2) as checkpoints:
         found = checkpoints.restore(abstract(state))
