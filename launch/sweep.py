@@ -73,7 +73,12 @@ def plan(sweep: str, base: str, given: config_dict.ConfigDict, folder: Path) -> 
     """
     module = configs.module(sweep, "sweep", PACKAGE, "points")
     points = configs.call(sweep, lambda c: list(module.points(c)), [given], "sweep")
-    shared = set.intersection(*({*point.items()} for point in points)) if points else set()
+    if not points or not all(map(_is_point, points)):
+        raise UsageError(
+            f"the sweep {sweep} has no points, or one that is no dict from fields to numbers, "
+            "texts or tuples; mend its points()"
+        )
+    shared = set.intersection(*({*point.items()} for point in points))
     typed = changes(given, configs.load(base))
     jobs: dict[str, Job] = {}
     for point in points:
@@ -87,6 +92,13 @@ def plan(sweep: str, base: str, given: config_dict.ConfigDict, folder: Path) -> 
         configs.compare(c, folder / name)
         jobs[name] = Job(name, source, fields, folder / name, c.iterations)
     return list(jobs.values())
+
+
+def _is_point(point: object) -> bool:
+    if not isinstance(point, Mapping):
+        return False
+    plain = (str, bool, int, float, tuple)
+    return all(isinstance(f, str) and isinstance(value, plain) for f, value in point.items())
 
 
 def configured(source: str, fields: Mapping[str, object]) -> config_dict.ConfigDict:
@@ -109,10 +121,10 @@ def changes(given: config_dict.ConfigDict, base: config_dict.ConfigDict) -> dict
 
 
 def label(point: Mapping[str, object]) -> str:
-    """What sets a point apart, as the name of a folder."""
+    """What sets a point apart, as the name of a folder; that of the config itself is `base`."""
     named = {field.rpartition(".")[2]: value for field, value in point.items()}
     parts = (v if f == "words" else f"{f}={v}" for f, v in named.items())
-    return re.sub(r"[^\w=.+-]+", "_", "-".join(map(str, parts)))
+    return re.sub(r"[^\w=.+-]+", "_", "-".join(map(str, parts))) or "base"
 
 
 # -- running them -----------------------------------------------------------------------------
@@ -150,8 +162,12 @@ def run(jobs: Sequence[Job], at_once: int, trainer: Sequence[str] = TRAINER) -> 
         while running or (waiting and not interruption.signals):
             while waiting and len(running) < at_once and not interruption.signals:
                 job = waiting.popleft()
-                running.append((job, start(job, trainer)))
-                print(f"started {job.name}", flush=True)
+                try:
+                    running.append((job, start(job, trainer)))
+                    print(f"started {job.name}", flush=True)
+                except OSError as error:  # the others go on
+                    print(f"failed {job.name} ({error})", flush=True)
+                    failed.append(job)
             if passed_on < len(interruption.signals):
                 passed_on += 1
                 print("stopping each run after its iteration; Ctrl-C again: at once", flush=True)
@@ -173,7 +189,10 @@ def run(jobs: Sequence[Job], at_once: int, trainer: Sequence[str] = TRAINER) -> 
 
 def last_line(log: Path) -> str:
     """The last line that says something."""
-    lines = log.read_text("utf-8", errors="replace").split("\n")
+    try:
+        lines = log.read_text("utf-8", errors="replace").split("\n")
+    except OSError as error:
+        return f"its log cannot be written: {error.strerror}"
     return printable(next((line.strip() for line in reversed(lines) if line.strip()), "no output"))
 
 

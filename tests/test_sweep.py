@@ -94,6 +94,10 @@ def test_a_sweep_of_your_own(tmp_path: Path) -> None:
         ("[{'play.playz': 1}, {}]", r"no field 'play.playz' \(near: play.plays"),
         ("[{'play.plays': 'x'}, {}]", "sets a field to a value of another type"),
         ("[{'words': 'x'}, {}]", "unknown word 'x' after the colon"),
+        ("[]", "has no points, or one that is no dict"),
+        ("[['seed', 1]]", "one that is no dict from fields to numbers"),
+        ("[{1: 'seed'}]", "one that is no dict from fields"),
+        ("[{'learn.rows': [1, 2]}]", "to numbers, texts or tuples; mend its points"),
         ("1 / 0", r"sweep .*mine.py raised ZeroDivisionError \(division by zero\)"),
     ],
 )
@@ -103,6 +107,13 @@ def test_points_that_could_not_run(tmp_path: Path, points: str, message: str) ->
     with pytest.raises(UsageError, match=message) as raised:
         sweep.plan(str(path), "tiny", configs.load("tiny"), tmp_path)
     assert "\n" not in str(raised.value)
+
+
+def test_a_point_may_be_the_config_itself(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def points(c):\n    return [{}, {'seed': 1}]\n")
+    jobs = sweep.plan(str(path), "tiny", configs.load("tiny"), tmp_path)
+    assert [job.workdir for job in jobs] == [tmp_path / "base", tmp_path / "seed=1"]
 
 
 def test_a_folder_of_another_sweep(tmp_path: Path) -> None:
@@ -184,6 +195,18 @@ def test_failures_are_reported_and_stop_nothing(
     said = capsys.readouterr()
     assert "done good (0)" in said.out
     assert said.err == f"failed: bad: error: broken ({tmp_path}/bad.log)\n"
+
+
+def test_a_run_that_cannot_begin_stops_no_other(
+    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "go").touch()
+    (tmp_path / "b.log").mkdir()
+    assert sweep.run(jobs_in(tmp_path, "a", "b", "c"), 2, trainer) == 1
+    said = capsys.readouterr()
+    assert "done a (0)" in said.out and "done c (0)" in said.out and "failed b (" in said.out
+    log = f"({tmp_path}/b.log)"
+    assert said.err == f"failed: b: its log cannot be written: Is a directory {log}\n"
 
 
 RUNNER = """
