@@ -105,7 +105,8 @@ def plot(evaluations: dict[int, list[Outcome]], metrics: Lines) -> matplotlib.fi
         points = [(m["step"], m[name]) for m in metrics if m.get(name) is not None]
         if points:
             axes[1, 0].plot(*zip(*points, strict=True), label=label)
-    axes[1, 0].legend(fontsize=8)
+    if axes[1, 0].lines:
+        axes[1, 0].legend(fontsize=8)
     _style(axes[1, 0], "self-play")
     regrets = [
         (m["step"], Mean(m["designer/regret_mean"], 1.96 * m["designer/regret_stderr"], 0))

@@ -80,6 +80,11 @@ def test_plot_shows_every_evaluation_and_iteration() -> None:
     assert regret.lines[0].get_xydata().tolist() == [[0, 0.5], [2, 0.0]]
 
 
+def test_plot_of_a_run_in_which_no_play_counted() -> None:
+    figure = summary.plot({0: outcomes(BEFORE)}, [{"step": 0, "agent/return_mean": None}])
+    assert figure.axes[2].get_legend() is None
+
+
 def test_written_files(finished_run: Path, tmp_path: Path) -> None:
     text = summary.write(finished_run)
     table = (finished_run / "summary.txt").read_text()
