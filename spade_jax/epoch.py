@@ -27,6 +27,7 @@ from spade_jax.types import (
     HostState,
     PendingDesign,
     PoolEntry,
+    UsageError,
     Verdict,
 )
 
@@ -196,7 +197,13 @@ def open_given(run: Run, host: HostState) -> HostState:
     else:
         host, drawn = draw_procedural(run, host)
     if c.environments.probe:
-        drawn = probe(run.sandbox, drawn)
+        n, drawn = len(drawn), probe(run.sandbox, drawn)
+        if not drawn:
+            raise UsageError(
+                f"none of the {n} environments of iteration {host.iteration}{run_setup.given(run)} "
+                "can be reset; mend what environments.path or environments.provider gives, or "
+                "raise sandbox.step_seconds"
+            )
     return dataclasses.replace(host, pool=tuple(PoolEntry(environment=e) for e in drawn))
 
 

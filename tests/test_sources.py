@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -152,6 +153,17 @@ def test_plays_enter_the_difficulty_of_their_task() -> None:
         "b": Difficulty(levels=3, top=2, attempts=1, wins=1),
         "c": host.difficulty["c"],
     }
+
+
+def test_a_probe_that_leaves_nothing_is_said() -> None:
+    broken = Environment(id="0", kind=Kind.GAME, skill="a", code="no ( python", iteration=0)
+    c = small_run.configured("tiny:fixed_pool", {"design.num_envs": 1, "environments.probe": True})
+    with Sandbox() as sandbox:
+        run = SimpleNamespace(config=c, fixed_pool=[broken], tasks={}, sandbox=sandbox)
+        with pytest.raises(
+            UsageError, match="none of the 1 .* of 1 in the bundled pool can be res"
+        ):
+            epoch.open_given(run, HostState())
 
 
 def test_a_probe_leaves_out_what_breaks_at_once() -> None:
