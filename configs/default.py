@@ -232,6 +232,8 @@ def get_config() -> config_dict.ConfigDict:
     c.health.success_high = 0.98
     c.health.regret_ratio = -3.0  # mean regret over its standard error: alarm below it
     c.health.hint_leak_share = 0.2  # of the hinted plays
+    c.health.hints_missing = 1  # environments for which no hint could be written
+    c.health.judge_unknown_share = 0.5  # of the designs judged, without a readable answer
     c.health.failed_share = 0.1  # of the plays, whose environment broke
     c.health.entropy = 0.01  # nats a token, of either role: alarm below it
     c.health.truncated_share = 0.5  # of plays, and of designs, cut off by a budget

@@ -166,6 +166,8 @@ RANGES: dict[str, Range] = {
     "health.success_high": SHARE,
     "health.regret_ratio": Range(-math.inf, 0),
     "health.hint_leak_share": SHARE,
+    "health.hints_missing": NOT_NEGATIVE,
+    "health.judge_unknown_share": SHARE,
     "health.failed_share": SHARE,
     "health.entropy": NOT_NEGATIVE,
     "health.truncated_share": SHARE,

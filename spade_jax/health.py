@@ -85,8 +85,20 @@ ALARMS: dict[str, Alarm] = {
     "broken_plays": Alarm(
         "play/failed_share",
         "failed_share",
-        "accepted environments break in play: see play/failed for how, and raise "
-        "validation.seeds or sandbox.step_seconds",
+        "environments break in play: see play/failed for how, and raise validation.seeds or "
+        "sandbox.step_seconds, or leave broken ones of a pool out by environments.probe",
+    ),
+    "missing_hints": Alarm(
+        "play/hints_missing",
+        "hints_missing",
+        "environments got no hint, and have no regret: raise hint.max_tokens, and see whether the "
+        "server at hint.endpoint_url answers",
+    ),
+    "silent_judge": Alarm(
+        "designer/judge_unknown_share",
+        "judge_unknown_share",
+        "designs pass unjudged: raise judge.max_tokens, and see whether the server at "
+        "judge.endpoint_url answers",
     ),
     "decided_agent": Alarm(
         "agent/entropy",

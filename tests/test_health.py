@@ -55,6 +55,16 @@ def test_every_alarm_has_a_metric_a_bound_and_advice_on_fields_there_are(
         assert field in known, f"{name} advises on {field}, which is no field"
 
 
+def test_hints_and_judgements_that_do_not_come_are_said(c: config_dict.ConfigDict) -> None:
+    """A server that is down takes the regret from a run, and the judge, but does not stop it."""
+    host, names = begun(c, HostState(), play__hints_missing=0, designer__judge_unknown_share=0.4)
+    assert names == []
+    gone = {"play__hints_missing": 1, "designer__judge_unknown_share": 1.0}
+    host, names = begun(c, host, **gone)
+    assert names == ["missing_hints", "silent_judge"]
+    assert begun(c, host, **gone)[1] == []
+
+
 def test_bounds_by_hand(c: config_dict.ConfigDict) -> None:
     # valid_share is a floor of 0.2; failed_share counts from 0.1 up.
     for share, expected in ((0.2, []), (0.1999, ["few_valid"]), (math.nan, ["few_valid"])):
