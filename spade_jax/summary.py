@@ -17,15 +17,17 @@ from spade_jax.types import Regret
 
 Lines = Sequence[dict[str, Value]]
 
+PLOT = "plot.png"  # in a run's folder; the last thing that it writes
+
 
 def write(workdir: Path) -> str:
-    """The run's table as text; also WORKDIR/summary.txt and WORKDIR/plot.png."""
+    """The run's table as text; also WORKDIR/summary.txt and then WORKDIR/plot.png."""
     evaluations, metrics = read_evaluations(workdir), read_metrics(workdir)
     text = table(evaluations, metrics)
     (workdir / "summary.txt").write_text(text + "\n")
     figure = plot(evaluations, metrics)
-    figure.savefig(workdir / "plot.png", dpi=110)
-    return f"{text}\nwrote {workdir / 'summary.txt'} and {workdir / 'plot.png'}"
+    figure.savefig(workdir / PLOT, dpi=110)
+    return f"{text}\nwrote {workdir / 'summary.txt'} and {workdir / PLOT}"
 
 
 def table(evaluations: dict[int, list[Outcome]], metrics: Lines) -> str:

@@ -184,6 +184,8 @@ def train(c: config_dict.ConfigDict, workdir: Path) -> int:
             _, state, host = found
         if host.iteration >= c.iterations:
             print(f"{workdir} is finished: {host.iteration} iterations are done")
+            if not (workdir / summary.PLOT).exists():  # killed after its last checkpoint
+                print(summary.write(workdir))
             return 0
         if found:
             print(f"going on in {workdir} at iteration {host.iteration}")

@@ -376,6 +376,13 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
     assert capsys.readouterr().out == f"{parts} is finished: 4 iterations are done\n"
     assert {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()} == before
 
+    # Killed after its last checkpoint, it lacks the summary alone.
+    for name in ("summary.txt", "plot.png"):
+        (parts / name).unlink()
+    assert train.train(c, parts) == 0
+    assert (parts / "plot.png").is_file()
+    assert (parts / "summary.txt").read_bytes() == before[parts / "summary.txt"]
+
 
 def start(c: config_dict.ConfigDict, workdir: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "spade_jax.train", *small_run.arguments(c, workdir)]
