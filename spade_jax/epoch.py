@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ml_collections import config_dict
 
+from spade_jax import limits
 from spade_jax import run as run_setup
 from spade_jax.design import designer, fixed_pool, hints, judge, novelty, pool, skills
 from spade_jax.envs import validation
@@ -54,7 +55,7 @@ def write_designs(run: Run, policy: Policy, tasks: Sequence[DesignTask]) -> list
     return designer.design(
         policy,
         tasks,
-        run_setup.design_budget(c, run.model),
+        limits.design_budget(c, run.model),
         seed=c.seed,
         prompt_set=c.design.prompts,
         code_characters=c.memory.code_characters,
@@ -100,7 +101,7 @@ def judge_programs(
         run.sandbox,
         designs,
         verdicts,
-        run_setup.reader_budget(c, run.model, c.judge),
+        limits.reader_budget(c, run.model, c.judge),
         seed=c.seed,
         prompt_set=c.design.prompts,
         play_characters=c.judge.play_characters,
@@ -126,7 +127,7 @@ def repair(
             policy,
             [designs[i] for i in rejected],
             [verdicts[i] for i in rejected],
-            run_setup.reader_budget(c, run.model, c.design),
+            limits.reader_budget(c, run.model, c.design),
             seed=c.seed,
             prompt_set=c.design.prompts,
             code_characters=c.memory.code_characters,
@@ -261,7 +262,7 @@ def write_hints(run: Run, policy: Policy, host: HostState) -> tuple[HostState, i
     written = hints.write(
         run.hinter or policy,
         new,
-        run_setup.reader_budget(c, run.model, c.hint),
+        limits.reader_budget(c, run.model, c.hint),
         seed=c.seed,
         iteration=host.iteration,
         prompt_set=c.design.prompts,

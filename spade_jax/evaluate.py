@@ -11,6 +11,7 @@ import time
 
 from absl import flags
 
+from spade_jax import limits
 from spade_jax import run as run_setup
 from spade_jax.design.families import LEVELS
 from spade_jax.evals import heldout
@@ -30,7 +31,7 @@ def main() -> None:
             run.policy(state),
             run.sandbox,
             items,
-            run_setup.play_rules(c),
+            limits.play_rules(c),
             arm=Arm[FLAGS.arm.upper()],
             seed=c.evaluation.seed,
             seats=c.sampling.slots,

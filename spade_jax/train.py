@@ -20,7 +20,7 @@ from absl import flags
 from ml_collections import config_dict
 
 from spade_jax import config as configs
-from spade_jax import epoch, health, measures, record, scoring, summary
+from spade_jax import epoch, health, limits, measures, record, scoring, summary
 from spade_jax import run as run_setup
 from spade_jax.checkpoint import Checkpoints, abstract
 from spade_jax.evals import heldout
@@ -115,7 +115,7 @@ def play_pool(run: Run, policy: Policy, host: HostState) -> list[Episode]:
         policy,
         run.sandbox,
         jobs,
-        run_setup.play_rules(c),
+        limits.play_rules(c),
         seed=c.seed,
         iteration=host.iteration,
         seats=c.sampling.slots,
@@ -155,7 +155,7 @@ def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Ma
             run.policy(state.averaged()),
             run.sandbox,
             items,
-            run_setup.play_rules(c),
+            limits.play_rules(c),
             arm=Arm.PLAIN,
             seed=c.evaluation.seed,
             seats=c.sampling.slots,

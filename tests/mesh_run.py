@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from spade_jax import limits
 from spade_jax import run as run_setup
 from spade_jax.checkpoint import Checkpoints, abstract
 from spade_jax.policy.conversation import reply_each
@@ -56,7 +57,7 @@ def main(model: str, workdir: str, mesh: str, updates: str) -> None:
         )
         dialogues = run.policy(state).converse()
         asked = [Message(role="user", content="Bees: what is 3 + 4?")]
-        budget = run_setup.play_rules(c).budget
+        budget = limits.play_rules(c).budget
         replies = reply_each(
             dialogues,
             {dialogues.open(): asked for _ in range(4)},

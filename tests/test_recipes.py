@@ -12,6 +12,7 @@ from ml_collections import config_dict
 
 from launch import sweep
 from spade_jax import config as configs
+from spade_jax import limits
 from spade_jax import run as run_setup
 from spade_jax.configs import ablations, games, tool_use
 from spade_jax.learn import batching, step
@@ -154,7 +155,7 @@ def check_shapes(name: str, c: config_dict.ConfigDict) -> None:
     """Parameters and batches of a config divide evenly among its devices."""
     m, mesh = sizes(name), mesh_of(name, c)
     assert c.play.context <= m.max_positions
-    assert c.design.max_tokens < run_setup.design_context(c, m)
+    assert c.design.max_tokens < limits.design_context(c, m)
     check_divided(m, mesh)
     for rows in (c.sampling.slots, *c.learn.rows) if mesh.size > 1 else ():
         [names] = sharding.split(("batch",), (rows,), mesh, "train")
