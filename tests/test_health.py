@@ -86,6 +86,8 @@ def test_a_healthy_iteration_raises_nothing(c: config_dict.ConfigDict) -> None:
         "agent/zero_variance_share": 0.29,
         "agent/success": 0.65,
         "play/hint_leak_share": 0.0,
+        "play/hints_missing": 0,  # where they are written by a reader of programs
+        "designer/judge_unknown_share": 0.0,  # where there is a judge
         "play/failed_share": 0.0,
         "agent/entropy": 0.075,
         "designer/entropy": 0.06,
@@ -119,7 +121,7 @@ def test_zero_turns_an_alarm_off(c: config_dict.ConfigDict) -> None:
     host, names = begun(off, raised, designer__valid_share=0.0, play__failed_share=1.0)
     assert (host.alarms, names) == ((), [])
     quiet = {f"health.{alarm.field}": 0.0 for alarm in health.ALARMS.values()}
-    quiet["health.skipped_in_row"] = 0
+    quiet |= {"health.skipped_in_row": 0, "health.hints_missing": 0}
     none = small_run.configured("tiny", quiet)
     worst = {alarm.metric: math.nan for alarm in health.ALARMS.values()}
     assert health.watch(none, 0, worst, HostState(alarms=("too_easy",)))[1] == ()
