@@ -6,7 +6,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -116,13 +115,13 @@ def test_a_terminal_has_a_prompt_and_can_be_left(tmp_path: Path, way: str) -> No
     shown = b""
     while b"> " not in shown:
         shown += os.read(ours, 1000)
-    if way == "interrupt":
-        process.send_signal(signal.SIGINT)
-    while way != "interrupt" and process.poll() is None:
-        # What is typed while the line editor sets up the terminal may be lost: type it again.
-        with contextlib.suppress(OSError):
+    while process.poll() is None:  # what comes while the line editor begins to wait may be lost
+        if way == "interrupt":
+            process.send_signal(signal.SIGINT)
+        else:
             os.write(ours, b"\x04")
-        time.sleep(0.2)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, b"")
     os.close(ours)
