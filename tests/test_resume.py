@@ -1,6 +1,5 @@
 """Going on: a run that is killed or interrupted anywhere ends as one that was not."""
 
-import os
 import random
 import re
 import shutil
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from ml_collections import config_dict
 
-from spade_jax import metrics, train
+from spade_jax import metrics
 from spade_jax import run as run_setup
 from spade_jax.checkpoint import Checkpoints, abstract
 from spade_jax.types import HostState
@@ -92,13 +91,13 @@ def test_it_goes_on_from_each_iteration_as_if_it_had_not_stopped(
     """Whatever was written after the checkpoint it goes on from is written again."""
     c = small_run.run_config(model_folder, **fields)
     through = tmp_path / "through"
-    assert train.train(c, through) == 0
+    assert run_until(c, through, None) == 0
     for k in range(1, ITERATIONS):
         again = tmp_path / f"from{k}"
         shutil.copytree(through, again)
         for later in range(k + 1, ITERATIONS + 1):
             shutil.rmtree(again / "checkpoints" / str(later))
-        assert train.train(c, again) == 0
+        assert run_until(c, again, None) == 0
         assert_alike(c, again, through)
 
 
@@ -108,30 +107,25 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(
 ) -> None:
     c = small_run.run_config(model_folder, **SELF_PLAY)
     through, killed = tmp_path / "through", tmp_path / "killed"
-    assert run_until(c, through, None, tmp_path) == 0
+    assert run_until(c, through, None) == 0
     began = time.monotonic()
-    assert run_until(c, killed, None, tmp_path) == 0
+    assert run_until(c, killed, None) == 0
     whole = time.monotonic() - began  # with all programs compiled
     rng, kills, code = random.Random(0), 0, 0
     while kills < KILLS or code:
         if code == 0:  # it is finished: begin anew
             assert_alike(c, killed, through)
             shutil.rmtree(killed)
-        code = run_until(c, killed, rng.uniform(0, whole) if kills < KILLS else None, tmp_path)
+        code = run_until(c, killed, rng.uniform(0, whole) if kills < KILLS else None)
         assert code in (0, -signal.SIGKILL)
         kills += code != 0
     assert_alike(c, killed, through)
 
 
-def run_until(
-    c: config_dict.ConfigDict, workdir: Path, seconds: float | None, scratch: Path
-) -> int:
+def run_until(c: config_dict.ConfigDict, workdir: Path, seconds: float | None) -> int:
     """Run in a process of its own, killed after so many seconds; its exit code."""
     command = [sys.executable, "-m", "spade_jax.train", *small_run.arguments(c, workdir)]
-    compiled = {"JAX_COMPILATION_CACHE_DIR": str(scratch / "compiled")}
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, env=os.environ | compiled
-    ) as process:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
