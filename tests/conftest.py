@@ -19,10 +19,18 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from ml_collections import config_dict
 
 
 def pytest_unconfigure() -> None:
     shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
+
+@pytest.fixture
+def default() -> config_dict.ConfigDict:
+    from spade_jax import config
+
+    return config.load("default")
 
 
 @pytest.fixture(scope="session")

@@ -79,6 +79,17 @@ def configured(name: str, *overrides: Mapping[str, object]) -> config_dict.Confi
     return c
 
 
+def with_field(config: config_dict.ConfigDict, field: str, value: object) -> config_dict.ConfigDict:
+    """The config with one field set, whatever its type."""
+    tree = config.to_dict()
+    *groups, leaf = field.split(".")
+    inner = tree
+    for group in groups:
+        inner = inner[group]
+    inner[leaf] = value
+    return config_dict.ConfigDict(tree).lock()
+
+
 def run_config(model: Path, **overrides: object) -> config_dict.ConfigDict:
     """A run of a few seconds; a group's field is written with two underscores."""
     fields = {name.replace("__", "."): value for name, value in overrides.items()}

@@ -13,22 +13,7 @@ from ml_collections import config_dict
 from spade_jax import config as configs
 from spade_jax.program import parse_flags
 from spade_jax.types import UsageError
-
-
-@pytest.fixture
-def default() -> config_dict.ConfigDict:
-    return configs.load("default")
-
-
-def with_field(config: config_dict.ConfigDict, field: str, value: object) -> config_dict.ConfigDict:
-    """The config with one field set, whatever its type."""
-    tree = config.to_dict()
-    *groups, leaf = field.split(".")
-    inner = tree
-    for group in groups:
-        inner = inner[group]
-    inner[leaf] = value
-    return config_dict.ConfigDict(tree).lock()
+from tests.small_run import with_field
 
 
 def parse(*arguments: str) -> config_dict.ConfigDict:

@@ -5,22 +5,7 @@ from ml_collections import config_dict
 
 from spade_jax import config as configs
 from spade_jax import config_rules
-
-
-@pytest.fixture
-def default() -> config_dict.ConfigDict:
-    return configs.load("default")
-
-
-def with_field(config: config_dict.ConfigDict, field: str, value: object) -> config_dict.ConfigDict:
-    """The config with one field set, whatever its type."""
-    tree = config.to_dict()
-    *groups, leaf = field.split(".")
-    inner = tree
-    for group in groups:
-        inner = inner[group]
-    inner[leaf] = value
-    return config_dict.ConfigDict(tree).lock()
+from tests.small_run import with_field
 
 
 def test_every_number_has_a_range(default: config_dict.ConfigDict) -> None:

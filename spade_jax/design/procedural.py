@@ -72,7 +72,8 @@ def bundled_tasks(corpus: Corpus) -> list[Procedural]:
 
 # -- packages ---------------------------------------------------------------------------------
 
-_REASONING_GYM = """
+_REASONING_GYM = (
+    """
 from reasoning_gym.factory import CURRICULA, DATASETS, create_curriculum
 
 
@@ -88,18 +89,9 @@ class ReasoningGymEnv:
             self.data = dataset(config(**options))
         self.entry = self.data[0]
         return self.entry["question"], {}
-
-    def step(self, action):
-        try:
-            score = float(self.data.score_answer(answer=action, entry=self.entry))
-        except Exception:  # scorers differ in what they make of an unreadable answer
-            score = 0.0
-        return f"Score {score:g}.", score, True, False, {}
-
-    def solution(self):
-        answer = self.entry["answer"]
-        return None if answer is None else [str(answer)]
 """
+    + adapters.REASONING_GYM_STEP
+)
 
 _REASONING_GYM_TASKS = """
 from reasoning_gym.factory import CURRICULA, DATASETS, create_curriculum

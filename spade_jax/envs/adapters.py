@@ -18,16 +18,8 @@ from typing import Any
 
 from spade_jax.types import Kind, UsageError, dataclass
 
-_REASONING_GYM = """
-import reasoning_gym
-
-
-class ReasoningGymEnv:
-    def reset(self, seed=None):
-        self.data = reasoning_gym.create_dataset($name, size=1, seed=int(seed or 0), **$options)
-        self.entry = self.data[0]
-        return self.entry["question"], {}
-
+# How a task of reasoning-gym goes on after `reset` has set `data` and `entry`.
+REASONING_GYM_STEP = """
     def step(self, action):
         try:
             score = float(self.data.score_answer(answer=action, entry=self.entry))
@@ -39,6 +31,20 @@ class ReasoningGymEnv:
         answer = self.entry["answer"]
         return None if answer is None else [str(answer)]
 """
+
+_REASONING_GYM = (
+    """
+import reasoning_gym
+
+
+class ReasoningGymEnv:
+    def reset(self, seed=None):
+        self.data = reasoning_gym.create_dataset($name, size=1, seed=int(seed or 0), **$options)
+        self.entry = self.data[0]
+        return self.entry["question"], {}
+"""
+    + REASONING_GYM_STEP
+)
 
 # An observation of textarena holds all earlier ones; the agent has read those.
 _TEXTARENA = """
