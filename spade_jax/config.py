@@ -24,7 +24,15 @@ from spade_jax.types import UsageError
 PACKAGE = "spade_jax.configs"
 FILE = "config.json"  # in a workdir
 # What may change when a run is resumed.
-FREE = ("iterations", "mesh", "health.", "checkpoint.", "evaluation.", "log.")
+FREE = (
+    "iterations",
+    "mesh",
+    "health.",
+    "checkpoint.",
+    "evaluation.",
+    "log.",
+    *(f"{group}.endpoint_{field}" for group in ("hint", "judge") for field in ("url", "key")),
+)
 
 T = TypeVar("T")
 
@@ -263,14 +271,14 @@ def save(config: config_dict.ConfigDict, workdir: str | os.PathLike[str]) -> Non
         ) from error
 
 
-def compare(config: config_dict.ConfigDict, workdir: str | os.PathLike[str]) -> bool:
-    """Whether the workdir holds a run of this config (True) or none yet (False).
+def compare(config: config_dict.ConfigDict, workdir: str | os.PathLike[str]) -> None:
+    """Raise a ConfigError that names the fields that differ where the workdir has another config.
 
-    A workdir of another config is a ConfigError that names the fields that differ.
+    A workdir without a config is fit for any, and FREE fields may differ.
     """
     path = Path(workdir) / FILE
     if not path.exists():
-        return False
+        return
     there, here = _fixed(_read(path)), _fixed(config.to_dict())
     different = [
         f"{field} is {there.get(field, 'absent')} there and {here.get(field, 'absent')} here"
@@ -282,7 +290,6 @@ def compare(config: config_dict.ConfigDict, workdir: str | os.PathLike[str]) -> 
             f"the workdir {workdir} belongs to another config ({'; '.join(different)}): choose "
             "another --workdir, or the same values to go on"
         )
-    return True
 
 
 def _fixed(tree: dict[str, object]) -> dict[str, object]:

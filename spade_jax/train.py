@@ -172,11 +172,10 @@ def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Ma
 
 def train(c: config_dict.ConfigDict, workdir: Path) -> int:
     """Run, or go on with, the run of this config in `workdir`; returns the exit code."""
-    known = configs.compare(c, workdir)
+    configs.compare(c, workdir)
     with contextlib.ExitStack() as stack:
         run, state = stack.enter_context(run_setup.set_up(c))
-        if not known:  # only now, so that a mistake found above leaves no trace
-            configs.save(c, workdir)
+        configs.save(c, workdir)  # only now, so that a mistake found above leaves no trace
         checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", c.checkpoint.keep))
         host = HostState()
         found = checkpoints.restore(abstract(state))

@@ -290,8 +290,8 @@ def main() -> None:
     path = pathlib.Path(c.data.path) if c.data.path else workdir / "lessons.jsonl"
     if c.data.path and not path.is_file():
         raise UsageError(f"data.path {path} is no file; give a JSONL of conversations")
-    if not configs.compare(c, workdir):
-        configs.save(c, workdir)
+    configs.compare(c, workdir)
+    configs.save(c, workdir)
     folder.mkdir(exist_ok=True)
     began = time.monotonic()
     if not path.exists():

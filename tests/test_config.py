@@ -120,7 +120,7 @@ def test_words_and_overrides_on_one_line(tmp_path: Path) -> None:
     configs.save(config, tmp_path)
     again = parse(f"--config={tmp_path}/config.json", "--config.iterations=4")
     assert (again.memory.enabled, again.iterations) == (False, 4)
-    assert configs.compare(again, tmp_path)
+    configs.compare(again, tmp_path)
 
 
 def test_config_is_found_anywhere_on_the_line(tmp_path: Path) -> None:
@@ -207,9 +207,9 @@ def test_exit_codes(tmp_path: Path, argument: str, code: int, out: str, err: str
 
 def test_saved_config_is_found_again(default: config_dict.ConfigDict, tmp_path: Path) -> None:
     workdir = tmp_path / "deep" / "run"
-    assert not configs.compare(default, workdir)
+    configs.compare(default, workdir)
     configs.save(default, workdir)
-    assert configs.compare(default, workdir)
+    configs.compare(default, workdir)
     assert configs.load(str(workdir / "config.json")) == default
     assert [path.name for path in workdir.iterdir()] == ["config.json"]
 
@@ -222,14 +222,16 @@ def test_saved_config_is_found_again(default: config_dict.ConfigDict, tmp_path: 
         ("checkpoint.every", 3),
         ("evaluation.every", 0),
         ("log.episodes", -1),
+        ("hint.endpoint_url", "http://elsewhere/v1"),
+        ("judge.endpoint_key", "OTHER_KEY"),
     ],
 )
 def test_what_may_change_on_resume(
-    default: config_dict.ConfigDict, tmp_path: Path, field: str, value: int
+    default: config_dict.ConfigDict, tmp_path: Path, field: str, value: object
 ) -> None:
     configs.save(default, tmp_path)
     changed = with_field(default, field, value)
-    assert configs.compare(changed, tmp_path)
+    configs.compare(changed, tmp_path)
     assert configs.fingerprint(changed) == configs.fingerprint(default)
 
 

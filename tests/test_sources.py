@@ -46,6 +46,7 @@ def run_both_ways(c: config_dict.ConfigDict, folder: Path) -> tuple[HostState, l
     for iterations in (1, 2):
         c.iterations = iterations
         assert train.train(c, parts) == 0
+    assert config.load(f"{parts}/config.json") == config.load(f"{through}/config.json")
     (ours, host), (theirs, other) = outcome(c, through), outcome(c, parts)
     assert host == other
     for a, b in zip(ours, theirs, strict=True):

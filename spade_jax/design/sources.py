@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import bisect
+import codecs
 import glob
 import os
 import re
@@ -152,7 +153,7 @@ class JsonLines:
 def _parse(line: bytes) -> Record | None:
     """The record of a line, or None where it holds no document."""
     try:
-        record = _DECODER.decode(line)
+        record = _DECODER.decode(line.removeprefix(codecs.BOM_UTF8))
     except (msgspec.DecodeError, RecursionError):
         return None
     return record if record.document else None

@@ -47,9 +47,10 @@ def test_reads_text_or_orig_doc_and_skips_the_rest(tmp_path: Path) -> None:
     assert ", line 7, ...): each should hold a `text` or `orig_doc` string" in warning
 
 
-def test_clean_file_without_final_newline_has_no_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_clean_file_without_final_newline_has_no_warning(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "c.jsonl"
-    path.write_text('{"text": "one"}\n{"text": "two"}')
+    path.write_text('{"text": "one"}\n{"text": "two"}', encoding=encoding)
     with corpus.Corpus(str(path), seed=0, max_words=10) as read:
         assert {read.document(i).text for i in (0, 1)} == {"one", "two"}
         assert read.warning() is None
