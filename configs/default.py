@@ -249,6 +249,19 @@ def get_config() -> config_dict.ConfigDict:
     c.checkpoint.every = 10  # iterations
     c.checkpoint.keep = 2  # newest checkpoints kept
 
+    # Seconds after which a stage counts as hung: all stacks are printed and the run ends with exit
+    # code 70; 0: never. The first iteration compiles.
+    c.watchdog = config_dict.ConfigDict()
+    c.watchdog.start = 0.0  # weights, corpus, newest checkpoint
+    c.watchdog.iteration = 0.0  # a whole one, without evaluating and saving
+    c.watchdog.design = 0.0
+    c.watchdog.validate = 0.0
+    c.watchdog.hint = 0.0
+    c.watchdog.play = 0.0
+    c.watchdog.learn = 0.0
+    c.watchdog.evaluate = 0.0
+    c.watchdog.checkpoint = 0.0
+
     c.evaluation = config_dict.ConfigDict()
     c.evaluation.every = 50  # iterations; 0: only before and after
     c.evaluation.per_level = 12  # held-out instances of each family and level

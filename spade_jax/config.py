@@ -29,6 +29,7 @@ FREE = (
     "mesh",
     "health.",
     "checkpoint.",
+    "watchdog.",
     "evaluation.",
     "log.",
     *(f"{group}.endpoint_{field}" for group in ("hint", "judge") for field in ("url", "key")),

@@ -176,10 +176,14 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Value]]:
 
 
 class Timer:
-    """Adds up the time spent in each stage of an iteration."""
+    """Adds up the time spent in each stage of an iteration; `watch` is entered with its name."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        watch: Callable[[str], contextlib.AbstractContextManager] = contextlib.nullcontext,
+    ) -> None:
+        self._clock, self._watch = clock, watch
         self._seconds: dict[str, float] = collections.defaultdict(float)
 
     @contextlib.contextmanager
@@ -187,7 +191,8 @@ class Timer:
         """Count the body as time of this stage; a stage entered again goes on adding."""
         start = self._clock()
         try:
-            yield
+            with self._watch(name):
+                yield
         finally:
             self._seconds[name] += self._clock() - start
 

@@ -1,6 +1,7 @@
 """How every program starts and ends: flags, a config where it takes one, one sentence per mistake.
 
-Exit codes: 0 done, 1 the work failed, 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 the work failed, 2 wrong usage, 70 a stage hung (HUNG), 75 ended by SIGTERM
+(RESTART: the same command goes on, and launchers give it), 130 interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from rich.text import Text
 
 from spade_jax import config as configs
 from spade_jax.types import UsageError
+
+# Exit codes, named after EX_SOFTWARE and EX_TEMPFAIL of sysexits.h.
+HUNG = 70
+RESTART = 75
 
 Check = Callable[[config_dict.ConfigDict], None]
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]+)")

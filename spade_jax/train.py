@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import random
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
@@ -26,10 +27,10 @@ from spade_jax.checkpoint import Checkpoints, abstract
 from spade_jax.evals import heldout
 from spade_jax.learn.step import LearnerState
 from spade_jax.measures import Made
-from spade_jax.metrics import MetricsWriter, Progress, Value
+from spade_jax.metrics import MetricsWriter, Progress, Timer, Value
 from spade_jax.play.episodes import Job, play, play_seed
 from spade_jax.policy.conversation import Policy
-from spade_jax.program import run_program, warn
+from spade_jax.program import RESTART, run_program, warn
 from spade_jax.run import Run
 from spade_jax.types import (
     Arm,
@@ -38,6 +39,7 @@ from spade_jax.types import (
     HostState,
     UsageError,
 )
+from spade_jax.watchdog import Watchdog
 
 FLAGS = flags.FLAGS
 
@@ -126,7 +128,10 @@ def play_pool(run: Run, policy: Policy, host: HostState) -> list[Episode]:
 
 
 class Interruption:
-    """Turns the first SIGINT or SIGTERM into a wish to stop after the iteration at hand."""
+    """Turns the first SIGINT or SIGTERM into a wish to stop after the iteration at hand.
+
+    A second one ends the run at once: Ctrl-C by KeyboardInterrupt, SIGTERM by its own action.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -140,10 +145,11 @@ class Interruption:
             signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
-            raise KeyboardInterrupt
         self.signal = number
-        print("stopping after this iteration; press Ctrl-C again to stop at once", flush=True)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        again = "press Ctrl-C again" if number == signal.SIGINT else "send SIGTERM again"
+        print(f"stopping after this iteration; {again} to stop at once", flush=True)
 
 
 def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Mapping[str, Value]:
@@ -173,14 +179,19 @@ def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Ma
 def train(c: config_dict.ConfigDict, workdir: Path) -> int:
     """Run, or go on with, the run of this config in `workdir`; returns the exit code."""
     configs.compare(c, workdir)
+    watchdog = Watchdog(dict(c.watchdog))
     with contextlib.ExitStack() as stack:
-        run, state = stack.enter_context(run_setup.set_up(c))
-        configs.save(c, workdir)  # only now, so that a mistake found above leaves no trace
-        checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", c.checkpoint.keep))
-        host = HostState()
-        found = checkpoints.restore(abstract(state))
-        if found:
-            _, state, host = found
+        with watchdog.stage("start"):
+            run, state = stack.enter_context(run_setup.set_up(c))
+            run = dataclasses.replace(run, timer=Timer(watch=watchdog.stage))
+            configs.save(c, workdir)  # only now, so that a mistake found above leaves no trace
+            checkpoints = stack.enter_context(
+                Checkpoints(workdir / "checkpoints", c.checkpoint.keep)
+            )
+            host = HostState()
+            found = checkpoints.restore(abstract(state))
+            if found:
+                _, state, host = found
         if host.iteration >= c.iterations:
             print(f"{workdir} is finished: {host.iteration} iterations are done")
             if not (workdir / summary.PLOT).exists():  # killed after its last checkpoint
@@ -231,9 +242,10 @@ def loop(
             if host.iteration % c.checkpoint.every == 0:
                 with stage("checkpoint"):
                     checkpoints.save(host.iteration, state, host)
-        checkpoints.save(host.iteration, state, host)
+        with stage("checkpoint"):
+            checkpoints.save(host.iteration, state, host)
+            checkpoints.wait()
     if stop and host.iteration < c.iterations:
-        checkpoints.wait()
         warn(f"stopped and saved at iteration {host.iteration} of {c.iterations}: {stop}")
         return 1
     if interruption.signal is not None and host.iteration < c.iterations:
@@ -241,12 +253,14 @@ def loop(
             f"saved iteration {host.iteration} of {c.iterations}; give the same command with "
             f"--workdir={workdir} to go on"
         )
-        return 128 + interruption.signal
+        return RESTART if interruption.signal == signal.SIGTERM else 130
     print(summary.write(workdir))
     return 0
 
 
 def main() -> int:
+    # Until the loop turns it into a wish: nothing is lost, and launchers start anew.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(RESTART))
     return train(FLAGS.config, Path(FLAGS.workdir))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from ml_collections import config_dict
 
-from spade_jax import metrics, train, weights
+from spade_jax import metrics, program, train, weights
 from spade_jax import run as run_setup
 from spade_jax.checkpoint import Checkpoints, abstract
 from spade_jax.learn.learner import Learner
@@ -414,7 +414,7 @@ def test_sigterm_saves_and_the_same_command_goes_on(model_folder: Path, tmp_path
         read_until(process, "iteration 1/12")
         process.terminate()
         code, out = finish(process)
-    assert code == 143
+    assert code == program.RESTART
     saved = int(re.search(r"saved iteration (\d+) of 12; give the same command", out)[1])
     with start(c, tmp_path) as process:
         code, out = finish(process)
