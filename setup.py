@@ -26,7 +26,9 @@ setup(
     install_requires=[
         "absl-py>=2.4",
         "datasketch>=2.0",
+        "etils[epath]>=1.12",
         "flax>=0.12",
+        "fsspec>=2024.6",
         "grain>=0.2.13",
         "jax>=0.10",
         "jinja2>=3.1.6",
@@ -44,6 +46,7 @@ setup(
     extras_require={
         "tpu": ["jax[tpu]>=0.10"],
         "gpu": ["jax[cuda13]>=0.10"],
+        "gcs": ["gcsfs>=2024.6"],
         "gym": ["gymnasium>=1.0"],
         "endpoint": ["openai>=2.0"],
         "corpus": ["pyarrow>=18.0", "tensorflow-datasets>=4.9.10"],

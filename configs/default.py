@@ -221,6 +221,8 @@ def get_config() -> config_dict.ConfigDict:
     c.optimizer.eps = 1e-8  # added to the root of the second moment
     c.optimizer.weight_decay = 0.1
     c.optimizer.clip_norm = 1.0
+    # bfloat16 takes 2 of the 12 bytes a parameter off the state and every checkpoint.
+    c.optimizer.first_moment_dtype = "float32"
 
     # Bounds of the alarms in spade_jax/health.py, where 0 turns one off; they change no update.
     c.health = config_dict.ConfigDict()
@@ -248,6 +250,7 @@ def get_config() -> config_dict.ConfigDict:
     c.checkpoint = config_dict.ConfigDict()
     c.checkpoint.every = 10  # iterations
     c.checkpoint.keep = 2  # newest checkpoints kept
+    c.checkpoint.keep_every = 0  # those of iterations it divides are kept too; 0: none of them
 
     # Seconds after which a stage counts as hung: all stacks are printed and the run ends with exit
     # code 70; 0: never. The first iteration compiles.

@@ -1,15 +1,17 @@
-"""Games: the published recipes for Qwen3 of three sizes (arXiv 2608.19197).
+"""Games: the published recipes for Qwen3 of three sizes (arXiv 2608.19197), and a small one.
 
 Command: python -m spade_jax.train --config=games:qwen3_4b --workdir=runs/games-qwen3_4b
 Variants: qwen3_4b (if none is named), qwen3_8b, qwen3_30b_a3b; qwen3_4b_long goes on from a
-finished qwen3_4b with a longer context and harder games. Ablations: further words, such as
-games:qwen3_30b_a3b,no_memory; ablations.py has them all.
+finished qwen3_4b with a longer context and harder games. qwen3_0_6b is no published recipe, but
+the smallest real run: one TPU VM of eight 16 GB chips, or one GPU of 80 GB. Ablations: further
+words, such as games:qwen3_30b_a3b,no_memory; ablations.py has them all.
 Weights: in models/ of the current folder, as `hf download Qwen/Qwen3-4B-Instruct-2507 --local-dir
 models/Qwen3-4B-Instruct-2507` puts them; elsewhere with --config.model.path.
 Documents: data/corpus.jsonl, one of which grounds each of 2,400 designs; or --config.corpus.path.
 Hardware: by arithmetic, not yet by trial, eight accelerators of 80 GB, and 32 for 30B-A3B.
 Parameters, their two moments and the gradient take 64 GB (4B), 131 GB (8B) and 489 GB (30B-A3B) in
-all; tests/test_recipes.py adds up what each device holds.
+all; tests/test_recipes.py adds up what each device holds. A checkpoint has parameters and moments:
+7 GB (0.6B), 48 GB (4B), 98 GB (8B), 366 GB (30B-A3B); a disk needs room for three.
 Time and results: not measured here; the paper reports eight held-out benchmarks 5.3 points above
 the best fixed environments, on average.
 """
@@ -38,7 +40,26 @@ def get_config(words: str = "") -> config_dict.ConfigDict:
     # is kept of every layer is 6 GB.
     c.learn.row_tokens = (8192, 32768)
     c.learn.rows = (32, 8)
+
+    # Far more than a sound run takes: what waits for a host that is gone ends some day.
+    c.watchdog.start = c.watchdog.checkpoint = 3600.0
+    c.watchdog.iteration = c.watchdog.evaluate = 6 * 3600.0
     return ablations.vary(c, words, VARIANTS)
+
+
+def qwen3_0_6b(c: config_dict.ConfigDict) -> None:
+    """Qwen3-0.6B, not thinking: shorter documents, designs and plays, fewer iterations."""
+    c.model.path = "models/Qwen3-0.6B"
+    c.iterations = 100
+    c.corpus.max_words = 3000
+    c.design.thinking = c.play.thinking = "off"
+    c.design.max_tokens = 4096
+    c.hint.max_tokens = 1024
+    c.play.reply_tokens = 2048
+    c.play.context = 16384
+    c.sampling.slots = 16  # 1.9 GB each: two on each of eight chips
+    c.learn.row_tokens = (4096, 16384)
+    c.learn.rows = (32, 8)
 
 
 def qwen3_4b(c: config_dict.ConfigDict) -> None:
@@ -72,10 +93,13 @@ def qwen3_30b_a3b(c: config_dict.ConfigDict) -> None:
     """Qwen3-30B-A3B-Instruct-2507, a mixture of experts which does not think."""
     c.model.path = "models/Qwen3-30B-A3B-Instruct-2507"
     c.mesh = (1, -1, 2, 8)  # the copy that samples: 10 GB of each device
+    # A checkpoint of 366 GB, three at once before the oldest goes: 1.1 TB of disk or bucket. With
+    # optimizer.first_moment_dtype=bfloat16 it is 305 GB; checkpoint.every says how much is lost.
     c.sampling.slots = 64
     c.learn.rows = (64, 16)
 
 
 VARIANTS: dict[str, ablations.Change] = {
-    variant.__name__: variant for variant in (qwen3_4b, qwen3_4b_long, qwen3_8b, qwen3_30b_a3b)
+    variant.__name__: variant
+    for variant in (qwen3_4b, qwen3_4b_long, qwen3_8b, qwen3_30b_a3b, qwen3_0_6b)
 }

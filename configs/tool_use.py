@@ -41,6 +41,9 @@ def get_config(words: str = "") -> config_dict.ConfigDict:
     c.learn.row_tokens = (8192, 32768)
     c.learn.rows = (32, 8)
     c.learn.kl = 0.005
+
+    c.watchdog.start = c.watchdog.checkpoint = 3600.0
+    c.watchdog.iteration = c.watchdog.evaluate = 6 * 3600.0
     return ablations.vary(c, words, VARIANTS)
 
 

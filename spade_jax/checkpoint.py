@@ -11,8 +11,9 @@ import jax
 import msgspec
 import orbax.checkpoint as ocp
 from absl import logging
+from etils import epath
 
-from spade_jax import types
+from spade_jax import storage, types
 
 PyTree = Any
 
@@ -22,20 +23,25 @@ _UNFINISHED = ".orbax-checkpoint-tmp"  # marks Orbax's folder of a save that was
 class Checkpoints:
     """The checkpoints of a run in one folder, a subfolder each, the newest `keep` of them kept.
 
+    With `keep_every`, those of steps that it divides are kept besides.
+
     Saving goes on in the background; what went wrong there is raised by the next call of
     `save`, `wait` or `close`. A checkpoint appears under its step by one rename, so that killing
     the process at any moment leaves whole checkpoints and at most one unfinished folder, which
     `restore` passes over with a warning and the next `save` removes. Not for two runs at once.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], keep: int) -> None:
-        self.directory = Path(directory).absolute()
+    def __init__(self, directory: str | os.PathLike[str], keep: int, keep_every: int = 0) -> None:
+        self.directory = storage.absolute(directory)
+        self._remote = storage.is_remote(directory)
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            if not self._remote:  # object stores have no folders
+                self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._not_written(error) from error
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
+            keep_period=keep_every or None,
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )
         handlers = {"learner": ocp.StandardCheckpointHandler(), "host": ocp.JsonCheckpointHandler()}
@@ -48,12 +54,13 @@ class Checkpoints:
         """Start saving both states under `step`; returns when `learner` may be donated.
 
         A step that is saved already is left as it is. Raises OSError in one sentence where this
-        or the save before it cannot be written.
+        or the save before it cannot be written, or there is no room for it.
         """
         self.wait()
         self._sweep()
         if step in self._manager.all_steps():
             return
+        self.check_room(learner)
         arguments = ocp.args.Composite(
             learner=ocp.args.StandardSave(learner),
             host=ocp.args.JsonSave(host_to_builtins(host)),
@@ -88,6 +95,14 @@ class Checkpoints:
         _assert_dtypes(learner, abstract_learner)
         return step, learner, host
 
+    def check_room(self, learner: PyTree) -> None:
+        """Raise OSError in one sentence where the disk has no room for one more checkpoint."""
+        if self._remote:
+            return
+        needed, free = size(learner), shutil.disk_usage(self.directory).free
+        if needed > free:
+            raise self._not_written(f"it takes {needed:,} bytes and {free:,} are free")
+
     def wait(self) -> None:
         """Return when all that was saved is committed; raise what went wrong with it."""
         try:
@@ -115,7 +130,7 @@ class Checkpoints:
             return
         if jax.process_index() == 0:
             for folder in steps(self.directory)[1]:
-                shutil.rmtree(folder)
+                epath.Path(folder).rmtree()
         self._manager.reload()
         self._swept = True
 
@@ -142,7 +157,7 @@ class Checkpoints:
             "one before it, or start in a new workdir"
         )
 
-    def _not_written(self, error: Exception) -> OSError:
+    def _not_written(self, error: Exception | str) -> OSError:
         return OSError(
             f"cannot write a checkpoint to {self.directory} ({error}): make room or access there "
             "and give the same command again to go on from the last checkpoint"
@@ -152,9 +167,13 @@ class Checkpoints:
 def steps(directory: Path) -> tuple[list[int], list[Path]]:
     """Committed steps of a folder of checkpoints, and what holds only a part of one."""
     committed, unfinished = [], []
+    parts = ["_CHECKPOINT_METADATA", "learner/_METADATA", "host/metadata"]
+    if storage.is_remote(directory):  # where nothing can be renamed, a file says that it is whole
+        parts.append("commit_success.txt")
+        if not directory.exists():
+            return [], []
     for folder in sorted(directory.iterdir()):
         if folder.name.isdecimal():
-            parts = ("_CHECKPOINT_METADATA", "learner/_METADATA", "host/metadata")
             if all((folder / part).is_file() for part in parts):
                 committed.append(int(folder.name))
             else:
@@ -162,6 +181,11 @@ def steps(directory: Path) -> tuple[list[int], list[Path]]:
         elif _UNFINISHED in folder.name:
             unfinished.append(folder)
     return committed, unfinished
+
+
+def size(tree: PyTree) -> int:
+    """Bytes of a state's arrays, which are nearly all of a checkpoint."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def abstract(tree: PyTree) -> PyTree:

@@ -180,6 +180,7 @@ RANGES: dict[str, Range] = {
     "health.stop_after": COUNT,
     "checkpoint.every": COUNT,
     "checkpoint.keep": COUNT,
+    "checkpoint.keep_every": NOT_NEGATIVE,
     "watchdog.start": NOT_NEGATIVE,
     "watchdog.iteration": NOT_NEGATIVE,
     "watchdog.design": NOT_NEGATIVE,
@@ -215,6 +216,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "advantage.agent": tuple(AGENT_ADVANTAGES),
     "advantage.designer": tuple(DESIGNER_GROUPS),
     "learn.aggregation": AGGREGATIONS,
+    "optimizer.first_moment_dtype": ("float32", "bfloat16"),
 }
 
 

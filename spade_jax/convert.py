@@ -24,7 +24,7 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
-from spade_jax import weights
+from spade_jax import host_memory, weights
 from spade_jax.policy import hub, lora, model
 from spade_jax.program import run_program
 from spade_jax.types import UsageError
@@ -121,12 +121,6 @@ def show(found: dict[str, Any]) -> None:
     console.print(rows, markup=False)
 
 
-def peak_memory() -> int:
-    """Most bytes of host memory this process has had."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-
-
 def destination(name: str) -> Path:
     """A folder to write to, which must hold nothing yet."""
     path = Path(name)
@@ -159,7 +153,7 @@ def main(arguments: list[str]) -> int:
         to_adapter(source, path)
     else:
         to_hugging_face(source, path, FLAGS.dtype)
-    print(f"wrote {path}; peak host memory {peak_memory() / GB:.2f} GB")
+    print(f"wrote {path}; peak host memory {host_memory.peak() / GB:.2f} GB")
     return 0
 
 

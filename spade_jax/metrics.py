@@ -10,7 +10,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import rich.console
@@ -108,6 +108,9 @@ METRICS: dict[str, Metric] = {
     "memory/skill_entropy": Metric("how evenly the records are spread over skills", "nats"),
     "memory/diversity": Metric("mean share of code two remembered programs have not in common"),
     "corpus/position": Metric("documents drawn so far", "documents"),
+    "host/memory_mb": Metric("host memory of the trainer after the iteration", "MiB"),
+    "host/memory_peak_mb": Metric("the most it has had so far", "MiB"),
+    "host/environment_peak_mb": Metric("the most that one environment's process has had", "MiB"),
     "compiles": Metric("compilations so far", "compilations"),
     "time/<stage>_s": Metric("time spent in this stage", "s"),
 }
@@ -176,14 +179,17 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Value]]:
 
 
 class Timer:
-    """Adds up the time spent in each stage of an iteration; `watch` is entered with its name."""
+    """Adds up the time spent in each stage of an iteration.
+
+    Each stage is run in the contexts that `around` makes of its name.
+    """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.perf_counter,
-        watch: Callable[[str], contextlib.AbstractContextManager] = contextlib.nullcontext,
+        around: Sequence[Callable[[str], contextlib.AbstractContextManager]] = (),
     ) -> None:
-        self._clock, self._watch = clock, watch
+        self._clock, self._around = clock, around
         self._seconds: dict[str, float] = collections.defaultdict(float)
 
     @contextlib.contextmanager
@@ -191,7 +197,9 @@ class Timer:
         """Count the body as time of this stage; a stage entered again goes on adding."""
         start = self._clock()
         try:
-            with self._watch(name):
+            with contextlib.ExitStack() as stack:
+                for context in self._around:
+                    stack.enter_context(context(name))
                 yield
         finally:
             self._seconds[name] += self._clock() - start

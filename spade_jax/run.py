@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from ml_collections import config_dict
 
-from spade_jax import limits, weights
+from spade_jax import host_memory, limits, weights
 from spade_jax.config_rules import actor_only
 from spade_jax.design import fixed_pool, procedural
 from spade_jax.design.corpus import Corpus
@@ -38,6 +38,8 @@ from spade_jax.types import (
     Role,
     UsageError,
 )
+
+LARGE = 10**10  # bytes of a checkpoint worth a word
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +187,7 @@ def new_optimizer(c: config_dict.ConfigDict) -> optax.GradientTransformation:
         clip_norm=c.optimizer.clip_norm,
         eps=c.optimizer.eps,
         final_norm_rate=c.optimizer.final_norm_rate,
+        first_moment_dtype=c.optimizer.first_moment_dtype,
     )
 
 
@@ -305,6 +308,31 @@ def _listen_for_compiles() -> None:
 def compiles() -> int:
     """Programs XLA has compiled in this process since the first call of `set_up`."""
     return _compiles
+
+
+def describe_checkpoints(c: config_dict.ConfigDict, size: int) -> None:
+    """Print what checkpoints of so many bytes ask of a disk, where that is much."""
+    if size < LARGE:
+        return
+    most = c.checkpoint.keep + 1
+    print(
+        f"each checkpoint is of {size / 1e9:.0f} GB, one is written every {c.checkpoint.every} "
+        f"iterations, and up to {most} lie in the workdir at once, {most * size / 1e9:.0f} GB"
+        + (f", besides those of every {c.checkpoint.keep_every}" if c.checkpoint.keep_every else "")
+        + "; a larger --config.checkpoint.every writes fewer, and "
+        "--config.optimizer.first_moment_dtype=bfloat16 smaller ones",
+        flush=True,
+    )
+
+
+def memory(run: Run) -> dict[str, float | None]:
+    """What the host's memory holds of the run by now, in MiB."""
+    resident = host_memory.resident()
+    return {
+        "host/memory_mb": None if resident is None else resident / 2**20,
+        "host/memory_peak_mb": host_memory.peak() / 2**20,
+        "host/environment_peak_mb": run.sandbox.peak_mb or None,
+    }
 
 
 def given(run: Run) -> str:

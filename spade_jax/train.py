@@ -4,26 +4,44 @@
 
 `iterate` is the method: draw, design, validate, play, score, compare, learn, remember. The rest of
 this file is its set-up, and the loop that saves, records and evaluates.
+
+What JAX compiles is kept for the next start in the folder that the environment variable
+JAX_COMPILATION_CACHE_DIR names, which may be a gs:// path.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import random
+import shutil
 import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
+import jax
 from absl import flags
 from ml_collections import config_dict
 
 from spade_jax import config as configs
-from spade_jax import epoch, health, limits, measures, record, scoring, summary
+from spade_jax import (
+    convert,
+    epoch,
+    health,
+    limits,
+    measures,
+    record,
+    scoring,
+    storage,
+    summary,
+    tracing,
+    weights,
+)
 from spade_jax import run as run_setup
-from spade_jax.checkpoint import Checkpoints, abstract
+from spade_jax.checkpoint import Checkpoints, abstract, size
 from spade_jax.evals import heldout
 from spade_jax.learn.step import LearnerState
 from spade_jax.measures import Made
@@ -42,6 +60,7 @@ from spade_jax.types import (
 from spade_jax.watchdog import Watchdog
 
 FLAGS = flags.FLAGS
+EXPORTED = "exported"  # in a workdir
 
 
 # -- one iteration ----------------------------------------------------------------------------
@@ -176,49 +195,96 @@ def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Ma
     return measures.of_evaluation(items, episodes)
 
 
-def train(c: config_dict.ConfigDict, workdir: Path) -> int:
-    """Run, or go on with, the run of this config in `workdir`; returns the exit code."""
+def train(
+    c: config_dict.ConfigDict,
+    workdir: str | os.PathLike[str],
+    *,
+    profiled: range = range(0),
+    export_hf: bool = False,
+) -> int:
+    """Run, or go on with, the run of this config in `workdir`; returns the exit code.
+
+    Of the `profiled` iterations a trace is written. With `export_hf` a finished run leaves
+    Hugging Face files.
+    """
+    with storage.open_workdir(workdir) as place:
+        code = start(c, place, profiled)
+        if export_hf and code == 0:
+            export(place)
+        place.keep()
+    return code
+
+
+def start(c: config_dict.ConfigDict, place: storage.Workdir, profiled: range) -> int:
+    """Set up, go on where the run is, and iterate; returns the exit code."""
+    workdir, watchdog = place.folder, Watchdog(dict(c.watchdog))
     configs.compare(c, workdir)
-    watchdog = Watchdog(dict(c.watchdog))
     with contextlib.ExitStack() as stack:
         with watchdog.stage("start"):
             run, state = stack.enter_context(run_setup.set_up(c))
-            run = dataclasses.replace(run, timer=Timer(watch=watchdog.stage))
+            run = dataclasses.replace(run, timer=Timer(around=(watchdog.stage, tracing.stage)))
             configs.save(c, workdir)  # only now, so that a mistake found above leaves no trace
             checkpoints = stack.enter_context(
-                Checkpoints(workdir / "checkpoints", c.checkpoint.keep)
+                Checkpoints(place.checkpoints, c.checkpoint.keep, c.checkpoint.keep_every)
             )
             host = HostState()
             found = checkpoints.restore(abstract(state))
             if found:
                 _, state, host = found
         if host.iteration >= c.iterations:
-            print(f"{workdir} is finished: {host.iteration} iterations are done")
+            print(f"{place.name} is finished: {host.iteration} iterations are done")
             if not (workdir / summary.PLOT).exists():  # killed after its last checkpoint
-                print(summary.write(workdir))
+                print(summarise(place))
             return 0
+        checkpoints.check_room(state)
         if found:
-            print(f"going on in {workdir} at iteration {host.iteration}")
+            print(f"going on in {place.name} at iteration {host.iteration}")
         run_setup.describe(run)
-        return loop(run, state, host, checkpoints, workdir)
+        run_setup.describe_checkpoints(c, size(state))
+        return loop(run, state, host, checkpoints, place, profiled)
+
+
+def summarise(place: storage.Workdir) -> str:
+    """Write the run's table and plot; the table as text."""
+    return summary.write(place.folder).replace(str(place.folder), place.name)
+
+
+def export(place: storage.Workdir) -> None:
+    """Write the weights of the newest checkpoint as Hugging Face files, unless they are there."""
+    folder = place.folder / EXPORTED
+    if folder.exists() or jax.process_index() > 0:
+        return
+    draft = folder.with_suffix(".draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    with weights.on_host():
+        convert.to_hugging_face(weights.find(place.folder, place.checkpoints), draft, None)
+    draft.rename(folder)
+    print(f"wrote Hugging Face files to {place.name}/{EXPORTED}")
 
 
 def loop(
-    run: Run, state: LearnerState, host: HostState, checkpoints: Checkpoints, workdir: Path
+    run: Run,
+    state: LearnerState,
+    host: HostState,
+    checkpoints: Checkpoints,
+    place: storage.Workdir,
+    profiled: range = range(0),
 ) -> int:
     """Iterate to the end or until interrupted, saving, recording and evaluating."""
     c, first, stage, stop = run.config, host.iteration, run.timer.stage, None
+    workdir = place.folder
     with (
         Interruption() as interruption,
         MetricsWriter(workdir, step=first, tensorboard=c.log.tensorboard) as writer,
         record.open_journal(workdir, first, c.log.episodes) as journal,
         Progress(c.iterations, start=first) as progress,
+        tracing.Trace(workdir / "profile", profiled) as trace,
     ):
         if first == 0:
             evaluate(run, state, workdir, 0)
         while host.iteration < c.iterations and interruption.signal is None and not stop:
             iteration = host.iteration
-            with stage("iteration"):
+            with trace.step(iteration), stage("iteration"):
                 state, host, made = iterate(run, state, host)
             with stage("measure"):
                 measured = measures.of_iteration(made, host, run.training)
@@ -233,6 +299,7 @@ def loop(
             measured |= seconds | {
                 "compiles": run_setup.compiles(),
                 "health/alarms": len(host.alarms),
+                **run_setup.memory(run),
                 "sample/tokens_per_s": made.tokens_sampled / seconds["time/iteration_s"],
             }
             writer.write(iteration, measured)
@@ -241,8 +308,10 @@ def loop(
                 warn(str(alarm))
             if host.iteration % c.checkpoint.every == 0:
                 with stage("checkpoint"):
+                    place.keep()  # first, so that no checkpoint is ahead of the files
                     checkpoints.save(host.iteration, state, host)
         with stage("checkpoint"):
+            place.keep()
             checkpoints.save(host.iteration, state, host)
             checkpoints.wait()
     if stop and host.iteration < c.iterations:
@@ -251,19 +320,32 @@ def loop(
     if interruption.signal is not None and host.iteration < c.iterations:
         print(
             f"saved iteration {host.iteration} of {c.iterations}; give the same command with "
-            f"--workdir={workdir} to go on"
+            f"--workdir={place.name} to go on"
         )
         return RESTART if interruption.signal == signal.SIGTERM else 130
-    print(summary.write(workdir))
+    print(summarise(place))
     return 0
 
 
 def main() -> int:
     # Until the loop turns it into a wish: nothing is lost, and launchers start anew.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(RESTART))
-    return train(FLAGS.config, Path(FLAGS.workdir))
+    return train(
+        FLAGS.config,
+        FLAGS.workdir,
+        profiled=tracing.read_steps(FLAGS.profile),
+        export_hf=FLAGS.export_hf,
+    )
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("workdir", "runs/tiny", "Folder of everything the run writes.")
+    flags.DEFINE_string(
+        "workdir", "runs/tiny", "Folder or gs:// path of everything the run writes."
+    )
+    flags.DEFINE_string(
+        "profile", "", "Iterations, counted from 0, such as 2-3: trace for xprof in the workdir."
+    )
+    flags.DEFINE_bool(
+        "export_hf", False, "At the end write the weights as Hugging Face files in the workdir."
+    )
     run_program(main, config="tiny")

@@ -6,18 +6,19 @@ tokenizer and, where adapters are trained, the frozen weights are found there.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import math
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from spade_jax import checkpoint
+from spade_jax import checkpoint, storage
 from spade_jax.learn import batching, step
 from spade_jax.policy import hub, lora, model
 from spade_jax.policy.lora import Lora
@@ -26,7 +27,6 @@ from spade_jax.policy.tokenizer import ChatTokenizer
 from spade_jax.types import Message, Role, UsageError
 
 CONFIG = "config.json"  # of a model's folder, and of a run's
-CHECKPOINTS = "checkpoints"  # in a run's folder
 IMPORTED = "weights"  # in an imported folder: one Orbax checkpoint a parameter
 CHUNK = 2**26  # bytes of an array stored together, so that a reader of a part reads little else
 SOUND = Path(__file__).parent / "assets" / "loss_check.jsonl"
@@ -51,16 +51,21 @@ class Source:
         return hub.place(self.parameters, dtype=dtype, shardings=shardings)
 
 
-def find(path: str | Path) -> Source:
+def find(path: str | Path, checkpoints: PurePath | None = None) -> Source:
     """The model at `path`; "" is the one shipped with the package.
 
-    Headers and metadata are read, weights are not. Raises UsageError where there is no whole model.
+    The `checkpoints` of a run may lie elsewhere than in its folder. Headers and metadata are read,
+    weights are not. Raises UsageError where there is no whole model.
     """
-    folder = hub.folder(str(path))
-    run = folder.parent if folder.name == CHECKPOINTS else folder
+    if storage.is_remote(storage.local(path)):
+        raise UsageError(
+            f"the model {path} is in no folder of this machine; copy it into one and give that"
+        )
+    folder = hub.folder(storage.local(path))
+    run = folder.parent if folder.name == storage.CHECKPOINTS else folder
     raw = _read(run / CONFIG)
     if isinstance(raw.get("model"), dict):
-        return _run(run, raw)
+        return _run(run, raw, checkpoints or run / storage.CHECKPOINTS)
     if (folder / IMPORTED).is_dir():
         c = hub.read_config(folder)
         return Source("imported", folder, folder, c, _imported(folder / IMPORTED, c))
@@ -77,7 +82,7 @@ def _read(file: Path) -> dict[str, Any]:
     return raw if isinstance(raw, dict) else {}
 
 
-def _run(run: Path, raw: dict[str, Any]) -> Source:
+def _run(run: Path, raw: dict[str, Any], checkpoints: PurePath) -> Source:
     """The newest checkpoint of a run."""
     if "iterations" not in raw:  # a warm start, which writes a model when it is done
         if (run / "model" / CONFIG).is_file():
@@ -85,7 +90,7 @@ def _run(run: Path, raw: dict[str, Any]) -> Source:
         raise UsageError(
             f"the warm start in {run} is not finished; give its command again to go on with it"
         )
-    committed = checkpoint.steps(run / CHECKPOINTS)[0] if (run / CHECKPOINTS).is_dir() else []
+    committed = checkpoint.steps(checkpoints)[0] if checkpoints.is_dir() else []
     if not committed:
         raise UsageError(
             f"the run in {run} has no checkpoint yet; use the model it started from, "
@@ -95,7 +100,7 @@ def _run(run: Path, raw: dict[str, Any]) -> Source:
         base = find(raw["model"]["path"])
     except UsageError as error:
         raise UsageError(f"the run in {run} goes back to another model: {error}") from None
-    newest = run / CHECKPOINTS / str(max(committed))
+    newest = checkpoints / str(max(committed))
     tree = _metadata(newest / "learner").get("params", {})
     source = dataclasses.replace(base, kind="run", path=newest, step=max(committed))
     adapted = raw["model"].get("lora", {"rank": 0})
@@ -114,6 +119,14 @@ def _run(run: Path, raw: dict[str, Any]) -> Source:
     return dataclasses.replace(source, parameters=merged, lora=how, adapters=adapters)
 
 
+def on_host() -> contextlib.AbstractContextManager:
+    """Where the body reads weights to nowhere in particular, they stay in the host's memory."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS leaves it out
+        return contextlib.nullcontext()
+
+
 # -- arrays of Orbax checkpoints --------------------------------------------------------------
 
 
@@ -129,7 +142,8 @@ class InCheckpoint:
     def place(
         self, dtype: np.dtype | None = None, sharding: jax.sharding.Sharding | None = None
     ) -> jax.Array:
-        sharding = sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        device = jax.config.jax_default_device or jax.devices()[0]
+        sharding = sharding or jax.sharding.SingleDeviceSharding(device)
         wanted = jax.ShapeDtypeStruct(self.shape, dtype or self.dtype, sharding=sharding)
         item = functools.reduce(lambda tree, key: {key: tree}, reversed(self.keys), wanted)
         arguments = ocp.args.PyTreeRestore(
@@ -138,7 +152,8 @@ class InCheckpoint:
             partial_restore=True,
         )
         try:
-            tree = ocp.PyTreeCheckpointHandler().restore(self.folder.absolute(), args=arguments)
+            handler = ocp.PyTreeCheckpointHandler()
+            tree = handler.restore(storage.absolute(self.folder), args=arguments)
         except Exception as error:
             raise _damaged(self.folder) from error
         return functools.reduce(lambda tree, key: tree[key], self.keys, tree)
@@ -210,7 +225,7 @@ def write_imported(folder: Path, parameters: Params) -> None:
 def _metadata(folder: Path) -> dict[str, Any]:
     """The tree of a checkpoint's arrays, without their values."""
     try:
-        return ocp.PyTreeCheckpointHandler().metadata(folder.absolute()).tree
+        return ocp.PyTreeCheckpointHandler().metadata(storage.absolute(folder)).tree
     except Exception as error:
         raise _damaged(folder) from error
 

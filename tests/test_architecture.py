@@ -19,7 +19,7 @@ WRITTEN = [*MODULES, *(p for each in ELSEWHERE for p in sorted((ROOT / each).rgl
 
 # types <- design, envs, policy <- play, learn, evals <- train and the other programs.
 LAYERS = {
-    **dict.fromkeys(("types", "jsonl", "__init__"), 0),
+    **dict.fromkeys(("types", "jsonl", "storage", "__init__"), 0),
     **dict.fromkeys(("design", "envs", "policy"), 1),
     **dict.fromkeys(("play", "learn", "evals"), 2),
 }

@@ -38,7 +38,7 @@ def read_lines(path: Path) -> list[dict]:
 def timeless(workdir: Path) -> list[dict]:
     """The metrics of a run without times and compilations."""
     return [
-        {k: v for k, v in line.items() if not k.startswith("time/") and "per_s" not in k}
+        {k: v for k, v in line.items() if not k.startswith(("time/", "host/")) and "per_s" not in k}
         | {"compiles": None}
         for line in metrics.read_metrics(workdir)
     ]

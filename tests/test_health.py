@@ -11,7 +11,7 @@ import optax
 import pytest
 from ml_collections import config_dict
 
-from spade_jax import config, health, jsonl, metrics, record, summary, train
+from spade_jax import config, health, jsonl, metrics, record, storage, summary, train
 from spade_jax.checkpoint import Checkpoints
 from spade_jax.learn import step
 from spade_jax.learn.step import LearnerState
@@ -193,13 +193,18 @@ def test_a_run_that_stops_is_saved_and_goes_on(
     fields = {"iterations": 5, "health.stop_valid_share": 0.5, "health.stop_after": 2}
     c = small_run.configured("tiny", fields, {"log.tensorboard": False})
     state = step.create({"a": jnp.zeros(2)}, optax.adam(1.0))
-    run = SimpleNamespace(config=c, timer=metrics.Timer(), training=())
+    run = SimpleNamespace(
+        config=c, timer=metrics.Timer(), training=(), sandbox=SimpleNamespace(peak_mb=0.0)
+    )
 
     def go() -> tuple[int, str]:
-        with Checkpoints(tmp_path / "checkpoints", keep=1) as checkpoints:
+        with (
+            Checkpoints(tmp_path / "checkpoints", keep=1) as checkpoints,
+            storage.open_workdir(tmp_path) as place,
+        ):
             found = checkpoints.restore(jax.eval_shape(lambda: state))
             host = found[2] if found else HostState()
-            code = train.loop(run, state, host, checkpoints, tmp_path)
+            code = train.loop(run, state, host, checkpoints, place)
         return code, " ".join(capsys.readouterr().err.split())
 
     code, said = go()

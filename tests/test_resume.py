@@ -66,7 +66,11 @@ def written(workdir: Path) -> dict[str, object]:
     }
     files = {k: v for k, v in left.items() if not k.startswith(("checkpoints/", "tensorboard/"))}
     lines = [
-        {k: v for k, v in line.items() if not re.match(r"time/|sample/tokens_per_s|compiles", k)}
+        {
+            k: v
+            for k, v in line.items()
+            if not re.match(r"time/|host/|sample/tokens_per|compiles", k)
+        }
         for line in metrics.read_metrics(workdir)
     ]
     return {**files, "metrics": lines}

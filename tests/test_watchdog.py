@@ -1,4 +1,4 @@
-"""The watchdog: a stage that hangs ends the process, others do not, and the run goes on after it."""
+"""The watchdog: a stage that hangs ends the process and says where; others go on."""
 
 import re
 import subprocess

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import bisect
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import grain
 
-from spade_jax import types
+from spade_jax import storage, types
 from spade_jax.design import sources
 
 BUNDLED = Path(__file__).parent / "assets" / "corpus.jsonl"
@@ -20,7 +21,8 @@ BUNDLED = Path(__file__).parent / "assets" / "corpus.jsonl"
 class Corpus:
     """Documents of files or of a dataset, addressed by one position that counts on over the epochs.
 
-    `path`, `data_dir` and `split` are as in `sources.open_sources`; "" is the bundled corpus.
+    `path`, `data_dir` and `split` are as in `sources.open_sources`; "" is the bundled corpus. What
+    lies at gs:// and the like is copied to a temporary folder first.
     Records that are blank, broken or without text are skipped; `skipped` counts them and
     `skipped_places` names the first five. Raises UsageError where there is nothing to read, or no
     document in it.
@@ -35,7 +37,12 @@ class Corpus:
     ) -> None:
         self.path = path or str(BUNDLED)
         self._max_words = max_words
-        opened = sources.open_sources(self.path, data_dir=data_dir, split=split)
+        with contextlib.ExitStack() as stack:
+            at = storage.local(self.path)
+            if storage.is_remote(at):
+                at = stack.enter_context(storage.fetched(at, sources.SUFFIXES, "the corpus"))
+            opened = sources.open_sources(at, data_dir=data_dir, split=split)
+            self._copies = stack.pop_all()
         self._names, self._sources = list(opened), list(opened.values())
         self._ends = list(itertools.accumulate(map(len, self._sources)))
         self._skipped = array.array("Q")  # over the rows of all sources
@@ -99,6 +106,7 @@ class Corpus:
     def close(self) -> None:
         """Let go of the sources, and so of what they hold open."""
         self._sources.clear()
+        self._copies.close()
 
     def __enter__(self) -> Corpus:
         return self

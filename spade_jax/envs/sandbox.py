@@ -80,6 +80,7 @@ class Sandbox:
         self._limits = wire.Limits(cpu_seconds, memory_mb)
         self.max_instances = max_instances
         self._max_observation = max_observation
+        self.peak_mb = 0.0  # most memory that an instance has had, the interpreter included
         self._wanted_tier = tier
         self._unsafe = unsafe
         self._cores = cores = len(os.sched_getaffinity(0))
@@ -354,6 +355,7 @@ class Sandbox:
                 if exited is not None:
                     instance.cpu_seconds = exited.cpu_seconds
                     instance.memory_mb = exited.memory_mb
+                    self.peak_mb = max(self.peak_mb, exited.memory_mb)
                 instance.failure = dataclasses.replace(failure, cpu_seconds=instance.cpu_seconds)
             if exits is None:
                 self._bury(server)
