@@ -264,3 +264,33 @@ def test_host_state_is_kept_to_the_bit(state: types.HostState) -> None:
 def test_host_state_of_another_shape_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError, match="iteration"):
         checkpoint.host_from_builtins({"iteration": "three"})
+
+
+# -- room and retention -----------------------------------------------------------------------
+
+
+def test_newest_ones_and_every_third_are_kept(tmp_path: Path) -> None:
+    with checkpoint.Checkpoints(tmp_path, keep=2, keep_every=3) as checkpoints:
+        for step in range(1, 6):
+            checkpoints.save(step, {"a": jnp.ones(2)}, types.HostState())
+    assert checkpoint.steps(tmp_path)[0] == [3, 4, 5]
+    with checkpoint.Checkpoints(tmp_path, keep=2, keep_every=3) as checkpoints:  # it goes on
+        for step in (6, 7, 8):
+            checkpoints.save(step, {"a": jnp.ones(2)}, types.HostState())
+    assert checkpoint.steps(tmp_path)[0] == [3, 6, 7, 8]
+
+
+def test_what_has_no_room_is_refused_with_both_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 3 x 4 float32, 5 bfloat16 and an int32: 48 + 10 + 4 bytes.
+    learner = {"a": jnp.ones((3, 4)), "b": jnp.ones(5, jnp.bfloat16), "c": jnp.int32(1)}
+    assert checkpoint.size(learner) == 62
+    disk = shutil.disk_usage(tmp_path)
+    with checkpoint.Checkpoints(tmp_path, keep=1) as checkpoints:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: disk._replace(free=61))
+        with pytest.raises(OSError, match=r"it takes 62 bytes and 61 are free\): make room"):
+            checkpoints.save(1, learner, types.HostState())
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: disk._replace(free=62))
+        checkpoints.save(1, learner, types.HostState())
+    assert checkpoint.steps(tmp_path) == ([1], [])

@@ -351,14 +351,30 @@ def test_one_step_of_the_optimizer_by_hand() -> None:
     state = step.create({"a": jnp.array([2.0, -1.0])}, tx)
     updates, opt_state = tx.update({"a": jnp.array([3.0, 4.0])}, state.opt_state, state.params)
     np.testing.assert_allclose(updates["a"], [-0.5 * 1.2, -0.5 * 0.9], rtol=1e-5)
-    [adam] = [
-        s
-        for s in jax.tree.leaves(opt_state, is_leaf=lambda s: hasattr(s, "mu"))
-        if hasattr(s, "mu")
-    ]
+    [adam] = [s for s in jax.tree.leaves(opt_state, is_leaf=_is_adam) if _is_adam(s)]
     np.testing.assert_allclose(adam.mu["a"], [0.06, 0.08], rtol=1e-5)
     np.testing.assert_allclose(adam.nu["a"], [0.02 * 0.36, 0.02 * 0.64], rtol=1e-5)
     assert int(state.step) == 0
+
+
+def test_a_first_moment_in_bfloat16_by_hand() -> None:
+    """Gradients 1 and 0: the moment kept after the first is 0.1 in bfloat16, and the step of the
+    second is as ever but for that: -lr m / sqrt(v), both without their bias."""
+    plain = {"beta1": 0.9, "beta2": 0.98, "weight_decay": 0.0, "clip_norm": 1.0, "eps": 0.0}
+    tx = step.optimizer(1.0, **plain, first_moment_dtype="bfloat16")
+    state = step.create({"final_norm": jnp.ones(1)}, tx)
+    kept = state.opt_state
+    for gradient in (1.0, 0.0):
+        updates, kept = tx.update({"final_norm": jnp.full(1, gradient)}, kept, state.params)
+        (adam,) = (s for s in jax.tree.leaves(kept, is_leaf=_is_adam) if _is_adam(s))
+        assert (adam.mu["final_norm"].dtype, adam.nu["final_norm"].dtype) == ("bfloat16", "float32")
+    rounded = 0.10009765625  # 1.6015625 / 16, the number of 8 bits next to 0.1
+    first, second = 0.9 * rounded / (1 - 0.81), 0.98 * 0.02 / (1 - 0.98**2)
+    assert float(updates["final_norm"][0]) == pytest.approx(-first / second**0.5, rel=1e-5)
+
+
+def _is_adam(node: object) -> bool:
+    return hasattr(node, "mu")
 
 
 def test_eps_holds_still_what_has_hardly_a_gradient() -> None:
