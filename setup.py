@@ -66,6 +66,7 @@ setup(
             "torch>=2.13",
             "transformers>=5.0",
             "uvicorn>=0.35",
+            "wandb>=0.20",
         ],
         "math": ["math-verify>=0.9"],
         "procedural": [
@@ -75,6 +76,7 @@ setup(
             "sympy>=1.13",
             "torch>=2.13",
         ],
+        "wandb": ["wandb>=0.20"],
         "colab": ["ipykernel>=7.0"],
     },
 )

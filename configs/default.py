@@ -273,5 +273,7 @@ def get_config() -> config_dict.ConfigDict:
     c.log = config_dict.ConfigDict()
     c.log.episodes = 16  # transcripts kept per iteration; -1 keeps all
     c.log.tensorboard = True  # events for TensorBoard beside metrics.jsonl
+    c.log.wandb = "off"  # off | online | offline: a run of Weights & Biases, too
+    c.log.project = "spade_jax"  # of Weights & Biases
 
     return c

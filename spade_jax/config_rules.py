@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 from collections.abc import Callable
 
@@ -209,6 +210,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "environments.provider": PROVIDERS,
     "environments.difficulty": SCHEDULES,
     "hint.source": hints.SOURCES,
+    "log.wandb": ("off", "online", "offline"),
     "judge.source": judge.SOURCES,
     "reward.episode_return": tuple(RETURNS),
     "reward.designer": tuple(DESIGNER_REWARDS),
@@ -227,6 +229,11 @@ def actor_only(c: config_dict.ConfigDict) -> bool:
 
 # (holds, sentence with the values and the remedy), checked in order once each field is in range.
 RULES: tuple[tuple[Callable[[config_dict.ConfigDict], bool], str], ...] = (
+    (
+        lambda c: c.log.wandb == "off" or importlib.util.find_spec("wandb") is not None,
+        "log.wandb is {c.log.wandb}, but the package wandb is missing; run pip install -e "
+        "'.[wandb]' in the repository, or set --config.log.wandb=off",
+    ),
     (
         lambda c: len(c.mesh) == 4 and 0 not in c.mesh and c.mesh.count(-1) <= 1,
         "mesh is {c.mesh} but must name four numbers of devices, for data, fsdp, tensor and "

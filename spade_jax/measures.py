@@ -5,13 +5,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-import re
 from collections.abc import Container, Mapping, Sequence
 
 from spade_jax.design.novelty import diversity
 from spade_jax.evals.heldout import Item, by, mean, won
 from spade_jax.learn.regret import pool_regrets
 from spade_jax.metrics import Value
+from spade_jax.trackers import Shown
 from spade_jax.types import (
     Arm,
     Design,
@@ -24,11 +24,10 @@ from spade_jax.types import (
     Sample,
     StopReason,
     Verdict,
+    class_name,
 )
 
 Measured = dict[str, Value]
-
-_CLASS = re.compile(r"\bclass[ \t]+(\w*Env)\b")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +69,43 @@ def of_iteration(made: Made, host: HostState, training: Container[str]) -> Measu
         **of_memory(host.memory),
         **seconds,
     }
+
+
+def shown(made: Made, host: HostState) -> Shown:
+    """Distributions of an iteration, and its last accepted design and that of highest regret."""
+    regrets = {
+        entry.environment.id: entry.regret.mean
+        for entry in host.pool
+        if entry.regret.mean is not None
+    }
+    windows = [entry.plain[-1] for entry in host.pool if entry.plain and entry.plain[-1]]
+    histograms = {
+        "agent/returns": _returns([e for e in made.episodes if e.arm is Arm.PLAIN]),
+        "agent/returns_hinted": _returns([e for e in made.episodes if e.arm is Arm.HINTED]),
+        "agent/win_rates": [_mean([r > 0.5 for r in window]) for window in windows],
+        "designer/regrets": list(regrets.values()),
+        "designer/rewards": list(made.rewards.values()),
+    }
+    accepted = {
+        d.task.environment_id: d
+        for d, verdict in zip(made.designs, made.verdicts, strict=True)
+        if verdict.accepted
+    }
+    chosen = {"designer/last": next(reversed(accepted), None)}
+    if known := accepted.keys() & regrets.keys():
+        chosen["designer/best"] = max(sorted(known), key=regrets.__getitem__)
+    texts = {
+        name: _in_words(accepted[each], regrets.get(each)) for name, each in chosen.items() if each
+    }
+    return Shown({name: values for name, values in histograms.items() if values}, texts)
+
+
+def _in_words(design: Design, regret: float | None) -> str:
+    """A design as Markdown."""
+    task = design.task
+    known = "unknown" if regret is None else f"{regret:+.3f}"
+    code = "".join(f"    {line}\n" for line in design.code.splitlines())
+    return f"**{class_name(design.code)}**, {task.skill}, regret {known}\n\n{code}"
 
 
 def of_play(episodes: Sequence[Episode], pool: Sequence[PoolEntry]) -> Measured:
@@ -128,7 +164,7 @@ def of_designs(
         "designer/valid_share": len(accepted) / n,
         "designer/duplicate_share": (rejected[Reason.NEW] - len(near)) / n,
         "designer/new_share": _mean([mark not in training for mark in accepted]),
-        "designer/class_names": len({_CLASS.findall(d.code)[-1] for d in programs}),
+        "designer/class_names": len({class_name(d.code) for d in programs}),
         "designer/truncated_share": sum(d.stop is StopReason.LENGTH for d in designs) / n,
         "designer/reply_tokens_mean": sum(sum(d.record.action) for d in designs) / n,
         **{f"designer/reject/{reason}": count / n for reason, count in rejected.items()},

@@ -16,9 +16,11 @@ from pathlib import Path
 import rich.console
 import rich.live
 import rich.table
-import tensorboardX
+import rich.text
 
-from spade_jax import jsonl
+from spade_jax import folder, jsonl
+from spade_jax.trackers import Shown, Tracker
+from spade_jax.types import Design, Reason, Verdict, class_name
 
 Value = float | int | None
 
@@ -134,37 +136,33 @@ _PATTERNS = [
 
 
 class MetricsWriter:
-    """Writes `WORKDIR/metrics.jsonl`, one object an iteration, and TensorBoard events beside it.
+    """Writes `WORKDIR/metrics.jsonl`, one object an iteration, and tells the trackers.
 
     The JSONL file is the truth. A run resumed at `step` cuts what was written of that iteration
-    and later ones, and tells TensorBoard to do so. None and floats that are not finite are null
-    in the file and left out of TensorBoard.
+    and later ones. None and floats that are not finite are null in the file, and trackers get
+    none of them.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str], *, step: int, tensorboard: bool) -> None:
-        self._lines = jsonl.JsonLines(Path(workdir) / "metrics.jsonl", "step", step)
-        self._events = None
-        if tensorboard:
-            self._events = tensorboardX.SummaryWriter(
-                str(Path(workdir) / "tensorboard"), purge_step=step if step > 0 else None
-            )
+    def __init__(
+        self, workdir: str | os.PathLike[str], *, step: int, trackers: Sequence[Tracker] = ()
+    ) -> None:
+        self._lines = jsonl.JsonLines(Path(workdir) / folder.METRICS, "step", step)
+        self._trackers = trackers
 
-    def write(self, step: int, values: Mapping[str, Value]) -> None:
+    def write(self, step: int, values: Mapping[str, Value], shown: Shown | None = None) -> None:
         """Record one iteration; scalars of numpy and jax are taken too."""
         for name in values:
             describe(name)
         plain = {name: _plain(value) for name, value in values.items()}
         self._lines.append([{"step": step, **plain}])
-        if self._events is not None:
-            for name, value in plain.items():
-                if value is not None:
-                    self._events.add_scalar(name, value, step)
-            self._events.flush()
+        known = {name: value for name, value in plain.items() if value is not None}
+        for tracker in self._trackers:
+            tracker.write(step, known, shown or Shown())
 
     def close(self) -> None:
         self._lines.close()
-        if self._events is not None:
-            self._events.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def __enter__(self) -> MetricsWriter:
         return self
@@ -175,7 +173,7 @@ class MetricsWriter:
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Value]]:
     """The lines of `WORKDIR/metrics.jsonl`, by step."""
-    return list(jsonl.read(Path(workdir) / "metrics.jsonl"))
+    return list(jsonl.read(Path(workdir) / folder.METRICS))
 
 
 class Timer:
@@ -184,12 +182,9 @@ class Timer:
     Each stage is run in the contexts that `around` makes of its name.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.perf_counter,
-        around: Sequence[Callable[[str], contextlib.AbstractContextManager]] = (),
-    ) -> None:
-        self._clock, self._around = clock, around
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.around: list[Callable[[str], contextlib.AbstractContextManager]] = []
         self._seconds: dict[str, float] = collections.defaultdict(float)
 
     @contextlib.contextmanager
@@ -198,7 +193,7 @@ class Timer:
         start = self._clock()
         try:
             with contextlib.ExitStack() as stack:
-                for context in self._around:
+                for context in self.around:
                     stack.enter_context(context(name))
                 yield
         finally:
@@ -212,7 +207,10 @@ class Timer:
 
 
 class Progress:
-    """Shows how the run goes: a live table on a terminal, else one plain line an iteration."""
+    """Shows how the run goes: a live table on a terminal, else one plain line an iteration.
+
+    The terminal also shows the stage at hand, and the last designs with their verdicts.
+    """
 
     def __init__(
         self,
@@ -227,6 +225,9 @@ class Progress:
         self._clock = clock
         self._marks = collections.deque([(start, clock())], maxlen=_TIME_WINDOW + 1)
         self._rows: collections.deque[list[str]] = collections.deque(maxlen=_ROWS_SHOWN)
+        self._stage = ""
+        self._designs: collections.deque[rich.text.Text] = collections.deque(maxlen=_DESIGNS_SHOWN)
+        self._verdicts: dict[Reason, int] = {}
         self._live: rich.live.Live | None = None
         if self._console.is_terminal:
             self._live = rich.live.Live(console=self._console, auto_refresh=False)
@@ -244,7 +245,35 @@ class Progress:
             self._console.print(line, soft_wrap=True)
         else:
             self._rows.append(row)
-            self._live.update(self._table(), refresh=True)
+            self._show()
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Show that this is what the run is at."""
+        outer, self._stage = self._stage, name
+        self._show()
+        yield
+        self._stage = outer
+
+    def designs(self, designs: Sequence[Design], verdicts: Sequence[Verdict]) -> None:
+        """Show what has just been designed, and what validation said of it."""
+        if designs and self._live is not None:
+            self._verdicts = collections.Counter(verdict.reason for verdict in verdicts)
+            self._designs.extend(map(_design_line, designs, verdicts))
+            self._show()
+
+    def _show(self) -> None:
+        if self._live is not None:
+            self._live.update(rich.console.Group(*self._parts()), refresh=True)
+
+    def _parts(self) -> Iterator[rich.console.RenderableType]:
+        yield self._table()
+        if self._designs:
+            counts = ", ".join(f"{n} {reason}" for reason, n in self._verdicts.items())
+            yield rich.text.Text(f"\nlast designs: {counts}", style="dim")
+            yield from self._designs
+        if self._stage:
+            yield rich.text.Text(f"now: {self._stage}", style="dim")
 
     def _time_left(self, done: int) -> str:
         """From the mean duration of the last iterations."""
@@ -274,6 +303,19 @@ class Progress:
 
 _TIME_WINDOW = 20  # iterations the time left is judged by
 _ROWS_SHOWN = 10
+_DESIGNS_SHOWN = 6
+
+
+def _design_line(design: Design, verdict: Verdict) -> rich.text.Text:
+    """Name, skill and verdict; names are the model's words, so only printable ones are shown."""
+    name = class_name(design.code or "") or "no program"
+    style = "green" if verdict.accepted else "yellow"
+    return rich.text.Text.assemble(
+        f"  {name[:28]:<28}  {design.task.skill[:24]:<24}  ",
+        (str(verdict.reason), style),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
 
 
 def _share(value: Value) -> str:

@@ -17,10 +17,10 @@ import matplotlib.figure
 from absl import flags
 
 from spade_jax import summary
-from spade_jax.evals.heldout import compare, mean
+from spade_jax.evals.intervals import compare, mean
+from spade_jax.folder import Outcome, read_evaluations
 from spade_jax.metrics import read_metrics
 from spade_jax.program import run_program
-from spade_jax.record import Outcome, read_evaluations
 from spade_jax.types import UsageError
 
 FLAGS = flags.FLAGS

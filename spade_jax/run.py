@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -34,9 +34,11 @@ from spade_jax.policy.model import ModelConfig, Params, count, declare, in_compu
 from spade_jax.policy.sampler import Sampler
 from spade_jax.policy.tokenizer import ChatTokenizer
 from spade_jax.types import (
+    Design,
     Environment,
     Role,
     UsageError,
+    Verdict,
 )
 
 LARGE = 10**10  # bytes of a checkpoint worth a word
@@ -59,6 +61,7 @@ class Run:
     timer: Timer
     hinter: Endpoint | None = None  # writes the hints in the policy's place
     judge: Endpoint | None = None  # judges designs in the policy's place
+    show: Callable[[Sequence[Design], Sequence[Verdict]], None] = lambda designs, verdicts: None
 
     def policy(self, state: LearnerState) -> Policy:
         """The weights of `state`, ready to talk; there is one such policy at a time."""

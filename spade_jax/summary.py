@@ -9,10 +9,10 @@ from pathlib import Path
 import matplotlib.axes
 import matplotlib.figure
 
-from spade_jax.evals.heldout import Comparison, Mean, compare, mean
+from spade_jax.evals.intervals import Comparison, Mean, compare, mean
+from spade_jax.folder import Outcome, read_evaluations
 from spade_jax.learn.regret import pool_regrets
 from spade_jax.metrics import Value, read_metrics
-from spade_jax.record import Outcome, read_evaluations
 from spade_jax.types import Regret
 
 Lines = Sequence[dict[str, Value]]

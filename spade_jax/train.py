@@ -45,16 +45,18 @@ from spade_jax.checkpoint import Checkpoints, abstract, size
 from spade_jax.evals import heldout
 from spade_jax.learn.step import LearnerState
 from spade_jax.measures import Made
-from spade_jax.metrics import MetricsWriter, Progress, Timer, Value
+from spade_jax.metrics import MetricsWriter, Progress, Value
 from spade_jax.play.episodes import Job, play, play_seed
 from spade_jax.policy.conversation import Policy
 from spade_jax.program import RESTART, run_program, warn
 from spade_jax.run import Run
+from spade_jax.trackers import TensorBoard, Tracker, WandB
 from spade_jax.types import (
     Arm,
     Episode,
     EpisodeEnd,
     HostState,
+    Role,
     UsageError,
 )
 from spade_jax.watchdog import Watchdog
@@ -82,6 +84,7 @@ def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerStat
             designs = epoch.write_designs(run, designer, tasks)
         with stage("validate"):
             designs, verdicts = epoch.validate(run, designer, designs, host)
+        run.show(designs, verdicts)
         host = epoch.open_designed(c, host, designs, verdicts, policy.version)
     if epoch.wants_hints(c, host):
         with stage("hint"):
@@ -195,6 +198,14 @@ def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Ma
     return measures.of_evaluation(items, episodes)
 
 
+def open_trackers(c: config_dict.ConfigDict, workdir: Path, step: int) -> list[Tracker]:
+    """What follows the run from iteration `step` on."""
+    opened: list[Tracker] = [TensorBoard(workdir, step)] if c.log.tensorboard else []
+    if c.log.wandb != "off":
+        opened.append(WandB(workdir, c.log.project, c.log.wandb, c.to_dict()))
+    return opened
+
+
 def train(
     c: config_dict.ConfigDict,
     workdir: str | os.PathLike[str],
@@ -222,7 +233,7 @@ def start(c: config_dict.ConfigDict, place: storage.Workdir, profiled: range) ->
     with contextlib.ExitStack() as stack:
         with watchdog.stage("start"):
             run, state = stack.enter_context(run_setup.set_up(c))
-            run = dataclasses.replace(run, timer=Timer(around=(watchdog.stage, tracing.stage)))
+            run.timer.around.extend((watchdog.stage, tracing.stage))
             configs.save(c, workdir)  # only now, so that a mistake found above leaves no trace
             checkpoints = stack.enter_context(
                 Checkpoints(place.checkpoints, c.checkpoint.keep, c.checkpoint.keep_every)
@@ -275,11 +286,15 @@ def loop(
     workdir = place.folder
     with (
         Interruption() as interruption,
-        MetricsWriter(workdir, step=first, tensorboard=c.log.tensorboard) as writer,
-        record.open_journal(workdir, first, c.log.episodes) as journal,
+        MetricsWriter(workdir, step=first, trackers=open_trackers(c, workdir, first)) as writer,
+        record.open_journal(
+            workdir, first, c.log.episodes, run.tokenizers[Role.AGENT].spell
+        ) as journal,
         Progress(c.iterations, start=first) as progress,
         tracing.Trace(workdir / "profile", profiled) as trace,
     ):
+        run = dataclasses.replace(run, show=progress.designs)
+        run.timer.around.append(progress.stage)
         if first == 0:
             evaluate(run, state, workdir, 0)
         while host.iteration < c.iterations and interruption.signal is None and not stop:
@@ -302,7 +317,7 @@ def loop(
                 **run_setup.memory(run),
                 "sample/tokens_per_s": made.tokens_sampled / seconds["time/iteration_s"],
             }
-            writer.write(iteration, measured)
+            writer.write(iteration, measured, measures.shown(made, host))
             progress.update(iteration, measured)
             for alarm in raised:
                 warn(str(alarm))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 
 dataclass = dataclasses.dataclass(frozen=True, kw_only=True)
 
@@ -169,6 +170,14 @@ class DesignTask:
     @property
     def environment_id(self) -> str:
         return f"{self.iteration:06d}-{self.slot:03d}"
+
+
+_CLASS = re.compile(r"\bclass[ \t]+(\w*Env)\b")
+
+
+def class_name(code: str) -> str:
+    """What a program calls its environment: its last class ...Env; "" where there is none."""
+    return (_CLASS.findall(code) or [""])[-1]
 
 
 CUT_OFF = ""  # in place of a program that was begun and not finished

@@ -16,7 +16,7 @@ def test_every_number_has_a_range(default: config_dict.ConfigDict) -> None:
 def test_every_text_is_a_path_or_a_choice(default: config_dict.ConfigDict) -> None:
     texts = {f for f, value in configs.flatten(default).items() if isinstance(value, str)}
     free = {"model.path", "model.template_options", "model.lora.targets"}
-    free |= {"corpus.data_dir", "corpus.split"}
+    free |= {"corpus.data_dir", "corpus.split", "log.project"}
     free |= {"corpus.path", "environments.path", "reward.penalty_by_reason"}
     readers = ("hint", "judge")
     free |= {f"{g}.endpoint_{field}" for g in readers for field in ("url", "model", "key")}

@@ -20,10 +20,10 @@ from ml_collections import config_dict
 from spade_jax import metrics, program, train, weights
 from spade_jax import run as run_setup
 from spade_jax.checkpoint import Checkpoints, abstract
+from spade_jax.folder import read_evaluations
 from spade_jax.learn.learner import Learner
 from spade_jax.learn.step import LearnerState
 from spade_jax.policy import hub
-from spade_jax.record import read_evaluations
 from spade_jax.run import Run
 from spade_jax.types import Arm, HostState, Message, Reason, Role
 from tests import small_run
@@ -268,6 +268,7 @@ def test_files_of_a_run(finished_run: Path) -> None:
     names = {path.name for path in finished_run.iterdir()}
     assert names == {
         *("config.json", "metrics.jsonl", "memory.jsonl", "alarms.jsonl"),
+        *("plays.jsonl", "rewards.jsonl"),
         *("summary.txt", "plot.png"),
         *("checkpoints", "environments", "episodes", "evaluation", "tensorboard"),
     }
@@ -319,7 +320,11 @@ def test_a_fixed_pool_needs_no_designer(model_folder: Path, tmp_path: Path) -> N
     for line in metrics.read_metrics(tmp_path):
         assert line["learn/samples/agent"] == 6 * 2
         assert line["learn/samples/designer"] == 0 and "designer/valid_share" not in line
-    assert not read_lines(tmp_path / "environments" / "index.jsonl")
+    index = read_lines(tmp_path / "environments" / "index.jsonl")
+    assert {line["reason"] for line in index} == {"given"}
+    assert {line["environment_id"] for line in index} == {
+        line["environment_id"] for line in read_lines(tmp_path / "plays.jsonl")
+    }
 
 
 # -- going on ---------------------------------------------------------------------------------
@@ -364,7 +369,10 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
     assert f"going on in {parts} at iteration 2" in capsys.readouterr().out
 
     assert timeless(parts) == timeless(through)
-    for name in ("memory.jsonl", "alarms.jsonl", "summary.txt", "environments/index.jsonl"):
+    for name in (
+        *("memory.jsonl", "alarms.jsonl", "plays.jsonl", "rewards.jsonl"),
+        *("summary.txt", "environments/index.jsonl", "episodes/000003.jsonl"),
+    ):
         assert (parts / name).read_bytes() == (through / name).read_bytes(), name
     (ours, our_host), (theirs, their_host) = final_state(c, parts), final_state(c, through)
     assert our_host == their_host and our_host.iteration == 4

@@ -11,7 +11,7 @@ import pytest
 import rich.console
 from tensorboardX.proto import event_pb2
 
-from spade_jax import metrics
+from spade_jax import metrics, trackers
 
 
 def _clock(*times: float) -> Callable[[], float]:
@@ -29,7 +29,7 @@ def test_describe_knows_plain_and_patterned_names() -> None:
 
 
 def test_lines_hold_plain_numbers_and_null(tmp_path: Path) -> None:
-    with metrics.MetricsWriter(tmp_path, step=0, tensorboard=False) as writer:
+    with metrics.MetricsWriter(tmp_path, step=0) as writer:
         writer.write(
             0,
             {
@@ -55,7 +55,7 @@ def test_lines_hold_plain_numbers_and_null(tmp_path: Path) -> None:
 
 def test_unknown_name_writes_nothing(tmp_path: Path) -> None:
     with (
-        metrics.MetricsWriter(tmp_path, step=0, tensorboard=False) as writer,
+        metrics.MetricsWriter(tmp_path, step=0) as writer,
         pytest.raises(ValueError, match="not in METRICS"),
     ):
         writer.write(0, {"learn/loss": 1.0, "nonsense": 1.0})
@@ -63,13 +63,13 @@ def test_unknown_name_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_resume_cuts_later_and_torn_lines(tmp_path: Path) -> None:
-    with metrics.MetricsWriter(tmp_path, step=0, tensorboard=False) as writer:
+    with metrics.MetricsWriter(tmp_path, step=0) as writer:
         for step in range(5):
             writer.write(step, {"learn/loss": float(step)})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "nested": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
         file.write('{"step": 5, "learn')
-    with metrics.MetricsWriter(tmp_path, step=3, tensorboard=False) as writer:
+    with metrics.MetricsWriter(tmp_path, step=3) as writer:
         writer.write(3, {"learn/loss": 30.0})
     assert metrics.read_metrics(tmp_path) == [
         {"step": 0, "learn/loss": 0.0},
@@ -94,7 +94,9 @@ def _scalars(folder: Path) -> list[tuple[int, str, float]]:
 
 
 def test_tensorboard_gets_what_is_a_number(tmp_path: Path) -> None:
-    with metrics.MetricsWriter(tmp_path, step=0, tensorboard=True) as writer:
+    with metrics.MetricsWriter(
+        tmp_path, step=0, trackers=[trackers.TensorBoard(tmp_path, 0)]
+    ) as writer:
         writer.write(2, {"learn/loss": 0.5, "learn/kl": None, "learn/grad_norm": math.nan})
     assert _scalars(tmp_path / "tensorboard") == [(2, "learn/loss", 0.5)]
 

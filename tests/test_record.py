@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spade_jax import record
+from spade_jax import folder, record
 from spade_jax.evals.heldout import Item
 from spade_jax.types import (
     Arm,
@@ -92,10 +92,13 @@ def test_a_resumed_run_writes_later_designs_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("most", "kept"),
-    [(-1, [0, 1, 2, 3, 4, 5, 6]), (7, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6]), (2, [0, 4])],
+    [(-1, [0, 1, 2, 3, 4, 5, 6]), (7, [0, 1, 2, 3, 4, 5, 6]), (3, [1, 2, 3]), (2, [3, 4])],
 )
-def test_transcripts_kept_are_spread_over_all(tmp_path: Path, most: int, kept: list[int]) -> None:
-    record.write_episodes(tmp_path, 12, [episode(play) for play in range(7)], most)
+def test_transcripts_go_on_where_the_last_iteration_stopped(
+    tmp_path: Path, most: int, kept: list[int]
+) -> None:
+    some = record.chosen([episode(play) for play in range(7)], most, 12)
+    record.write_episodes(tmp_path, 12, some)
     text = (tmp_path / "episodes" / "000012.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     assert [line["play"] for line in lines] == kept
@@ -104,8 +107,8 @@ def test_transcripts_kept_are_spread_over_all(tmp_path: Path, most: int, kept: l
 
 
 def test_no_transcripts_where_none_are_wanted(tmp_path: Path) -> None:
-    record.write_episodes(tmp_path, 0, [episode(0)], 0)
-    record.write_episodes(tmp_path, 0, [], -1)
+    record.write_episodes(tmp_path, 0, record.chosen([episode(0)], 0, 0))
+    record.write_episodes(tmp_path, 0, record.chosen([], -1, 0))
     assert not list(tmp_path.iterdir())
 
 
@@ -121,7 +124,7 @@ def test_outcomes_come_back_by_iteration(tmp_path: Path) -> None:
     )
     record.write_evaluation(tmp_path, 10, items, [episode(0), broken])
     record.write_evaluation(tmp_path, 0, items, [episode(0, 0.5), episode(0, 0.75)])
-    found = record.read_evaluations(tmp_path)
+    found = folder.read_evaluations(tmp_path)
     assert list(found) == [0, 10]
     assert [(o.family, o.level, o.won) for o in found[10]] == [("sum", 1, 1.0), ("grid", 5, 0.0)]
     assert [o.won for o in found[0]] == [0.0, 1.0]  # a success is a return above one half

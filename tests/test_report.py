@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from spade_jax import report
-from spade_jax.record import Outcome
+from spade_jax.folder import Outcome
 
 
 def outcomes(*wins: tuple[str, float]) -> bytes:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from spade_jax import summary
-from spade_jax.record import Outcome
+from spade_jax.folder import Outcome
 
 BEFORE = {("a", 1): 1, ("a", 2): 0, ("b", 1): 0, ("b", 2): 0}
 AFTER = {("a", 1): 1, ("a", 2): 1, ("b", 1): 0, ("b", 2): 1}

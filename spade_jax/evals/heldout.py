@@ -7,13 +7,16 @@ or with self-play. The set is a pure function of its seed.
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
 from collections.abc import Callable, Sequence
 
 from spade_jax.design.corpus import Corpus
 from spade_jax.design.families import FAMILIES, LEVELS, sample_program, theme_of
 from spade_jax.envs.sandbox import Sandbox
+from spade_jax.evals.intervals import Comparison as Comparison
+from spade_jax.evals.intervals import Mean as Mean
+from spade_jax.evals.intervals import compare as compare
+from spade_jax.evals.intervals import mean as mean
 from spade_jax.play.episodes import Job, Rules, play, play_seed
 from spade_jax.policy.conversation import Speaker
 from spade_jax.types import Arm, Environment, Episode
@@ -70,41 +73,6 @@ def play_held_out(
 def won(episode: Episode) -> float:
     """1 for a success, else 0; a failed episode is no success."""
     return float(episode.episode_return is not None and episode.episode_return > 0.5)
-
-
-@dataclasses.dataclass(frozen=True)
-class Mean:
-    """A mean and the half width of its 95% interval (normal approximation), from n values."""
-
-    value: float
-    half_width: float
-    n: int
-
-    def __str__(self) -> str:
-        return f"{self.value:6.1%} ± {self.half_width:.1%}"
-
-
-def mean(values: Sequence[float]) -> Mean:
-    """Mean of at least one value; 1.96 standard errors (divisor n - 1) either side."""
-    n = len(values)
-    centre = math.fsum(values) / n
-    spread = math.fsum((v - centre) ** 2 for v in values) / max(n - 1, 1)
-    return Mean(centre, 1.96 * math.sqrt(spread / n), n)
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """Success before and after on the same items, and the mean of the paired differences."""
-
-    before: Mean
-    after: Mean
-    gain: Mean
-
-
-def compare(before: Sequence[float], after: Sequence[float]) -> Comparison:
-    """Compare the outcomes of two plays of the same items, given in the same order."""
-    differences = [y - x for x, y in zip(before, after, strict=True)]
-    return Comparison(mean(before), mean(after), mean(differences))
 
 
 def by(

@@ -100,6 +100,10 @@ class ChatTokenizer:
         """Text of ids, control tokens left out."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
+    def spell(self, ids: Sequence[int]) -> str:
+        """Text of ids, control tokens included."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[int, ...]:
