@@ -21,6 +21,7 @@ METRICS = "metrics.jsonl"
 ALARMS = "alarms.jsonl"
 PLAYS = "plays.jsonl"
 REWARDS = "rewards.jsonl"
+PLOT = "plot.png"  # the last thing that a run writes
 INDEX = "environments/index.jsonl"
 
 

@@ -10,14 +10,12 @@ import matplotlib.axes
 import matplotlib.figure
 
 from spade_jax.evals.intervals import Comparison, Mean, compare, mean
-from spade_jax.folder import Outcome, read_evaluations
+from spade_jax.folder import PLOT, Outcome, read_evaluations
 from spade_jax.learn.regret import pool_regrets
 from spade_jax.metrics import Value, read_metrics
 from spade_jax.types import Regret
 
 Lines = Sequence[dict[str, Value]]
-
-PLOT = "plot.png"  # in a run's folder; the last thing that it writes
 
 
 def write(workdir: Path) -> str:
