@@ -31,7 +31,7 @@ NUMBERS = 300_000  # most numbers of all metrics together
 def render(
     groups: Sequence[Group], defaults: Mapping[str, object], *, limit: int, every: int
 ) -> str:
-    """The report as HTML of at most `limit` bytes; browsers read it anew `every` seconds, 0: not."""
+    """The report as HTML of at most `limit` bytes, reloading every `every` seconds (0: never)."""
     readings = [reading for group in groups for reading in group.runs]
     metrics, stride = curves.every_metric(groups, NUMBERS)
     left_out = [] if stride == 1 else [f"of all metrics, every {stride}th value is here"]
