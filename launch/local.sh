@@ -8,15 +8,12 @@
 #
 # SPADE_VENV=DIR     another virtual environment than .venv
 # SPADE_PYTHON=EXE   the Python to make it with
+# SPADE_EXTRA=EXTRA  install for an accelerator: tpu or gpu
 # SPADE_MALLOC=0     leave the C library's allocator as it is (see README.md beside this file)
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=venv.sh
 . "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
-
-install_package() {
-    pip_install --editable "$root"
-}
 
 # XLA's CPU client maps its temporaries afresh at each call; told to keep freed memory, glibc spares
 # the page faults. Read at the start of a process, hence set here.
@@ -47,6 +44,6 @@ if [ "$workdir_given" = no ]; then
 fi
 
 make_venv
-install package install_package
+install "package${SPADE_EXTRA:+-$SPADE_EXTRA}" install_package
 keep_freed_memory
 exec "$venv/bin/python" -m spade_jax.train --config=tiny "$@"

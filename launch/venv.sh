@@ -1,16 +1,13 @@
 # shellcheck shell=bash
-# Sourced by the scripts of this folder; it only defines functions and two variables.
+# Sourced by the scripts that run Python here; it only defines functions and variables.
 #
-#   root    the repository
 #   venv    the virtual environment: $SPADE_VENV, or .venv in the repository
 
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-venv="${SPADE_VENV:-$root/.venv}"
+# shellcheck source-path=SCRIPTDIR source=shell.sh
+. "$(dirname "${BASH_SOURCE[0]}")/shell.sh"
 
-fail() {
-    printf 'error: %s\n' "$1" >&2
-    exit "${2:-2}"
-}
+# shellcheck disable=SC2154 # root is of shell.sh
+venv="${SPADE_VENV:-$root/.venv}"
 
 # Print the first Python of version 3.11 or newer among $SPADE_PYTHON or the usual names.
 find_python() {
@@ -54,4 +51,9 @@ install() {
 
 pip_install() {
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+}
+
+# The package with the extra $SPADE_EXTRA: tpu, gpu, or none for the CPU.
+install_package() {
+    pip_install --editable "$root${SPADE_EXTRA:+[$SPADE_EXTRA]}"
 }

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# The batch script that slurm.sh submits: one trainer on each node, and the queue again where they
+# have saved and ask for it, unless the job was cancelled. SLURM copies this file elsewhere, hence SPADE_ROOT.
+
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=venv.sh
+. "$SPADE_ROOT/launch/venv.sh"
+
+trap : TERM # what SLURM sends to all; the trainers answer, and this waits for them
+if [ "$SLURM_NNODES" -gt 1 ]; then
+    nodes="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
+    SPADE_COORDINATOR="${nodes%%$'\n'*}:${SPADE_PORT:-$((20000 + SLURM_JOB_ID % 20000))}"
+    export SPADE_COORDINATOR SPADE_PROCESSES="$SLURM_NNODES"
+fi
+
+code=0
+# shellcheck disable=SC2016 # for the inner shell
+srun --kill-on-bad-exit=0 "--cpus-per-task=$SLURM_CPUS_PER_TASK" \
+    "--output=$SPADE_LOGS/%x-%j-%t.log" --open-mode=append \
+    bash -c 'export SPADE_PROCESS="$SLURM_PROCID"; exec "$@"' trainer \
+    "$venv/bin/python" -m spade_jax.train "$@" || code=$?
+if [ "$code" = "$restart_code" ] && [ "$(squeue --noheader --format=%T "--jobs=$SLURM_JOB_ID")" = RUNNING ]; then
+    echo "saved; queueing job $SLURM_JOB_ID again"
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
