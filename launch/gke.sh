@@ -44,7 +44,7 @@ case "$command" in
         step "submitting $SPADE_JOB" xpk workload create "--workload=$SPADE_JOB" \
             "--cluster=$SPADE_CLUSTER" "--zone=$SPADE_ZONE" "--project=$SPADE_PROJECT" \
             "--tpu-type=$SPADE_TPU" "--num-slices=${SPADE_SLICES:-1}" \
-            "--docker-image=$SPADE_IMAGE" "--max-restarts=${SPADE_RESTARTS:-20}" \
+            "--docker-image=$SPADE_IMAGE" "--max-restarts=${SPADE_RESTARTS:-20}" "--restart-on-exit-codes=$restart_code" \
             "--termination-grace-period-seconds=${SPADE_GRACE:-300}" \
             "--command=${SPADE_PREPARE:+$SPADE_PREPARE && }python -m spade_jax.train $(quoted "$@")"
         ;;

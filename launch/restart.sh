@@ -2,14 +2,14 @@
 # Runs a command again until it is done: bash launch/restart.sh COMMAND...
 #
 #   exit code 0        done
-#   143                it has saved and asks to be started again, or its machine was taken away
+#   75, 143            it saved after SIGTERM, was ended by it, or lost its machine: start it again
 #   2                  wrong usage, which another try would not mend: stop with it
 #   130                stopped by the user: stop with it
 #   any other          a failure: try again, but give up after so many in a row
 #
 # SPADE_FAILURES=3         failures in a row after which to give up
 # SPADE_RESTART_WAIT=30    seconds before each restart
-# SPADE_RESTART_CODE=143   another code for "start me again"
+# SPADE_RESTART_CODE=75    another code for "saved, start me again"
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=shell.sh
@@ -29,21 +29,17 @@ failures=0
 while true; do
     code=0
     "$@" || code=$?
-    [ -z "$stopped" ] || fail "stopped by a signal; the same command goes on" "$stopped"
-    case "$code" in
-        0) exit 0 ;;
-        2 | 130) exit "$code" ;;
-        "$restart_code")
-            failures=0
-            echo "asked to be started again; restarting in $wait s" >&2
-            ;;
-        *)
-            failures=$((failures + 1))
-            [ "$failures" -lt "$limit" ] ||
-                fail "gave up after $failures failures in a row, the last with exit code $code" "$code"
-            echo "failed with exit code $code, failure $failures of $limit in a row; restarting in $wait s" >&2
-            ;;
-    esac
+    [ -z "$stopped" ] || [ "$code" = 0 ] || fail "stopped by a signal; the same command goes on" "$stopped"
+    case "$code" in 0 | 2 | 130) exit "$code" ;; esac
+    if asks_again "$code"; then
+        failures=0
+        echo "ended with exit code $code, which asks for another start; restarting in $wait s" >&2
+    else
+        failures=$((failures + 1))
+        [ "$failures" -lt "$limit" ] ||
+            fail "gave up after $failures failures in a row, the last with exit code $code" "$code"
+        echo "failed with exit code $code, failure $failures of $limit in a row; restarting in $wait s" >&2
+    fi
     sleep "$wait" || true
     [ -z "$stopped" ] || fail "stopped by a signal; the same command goes on" "$stopped"
 done

@@ -2,12 +2,12 @@
 # Sourced by the scripts of this folder; it only defines functions and two variables.
 #
 #   root            the repository
-#   restart_code    of a trainer that has saved and asks to be started again: 128 + SIGTERM
+#   restart_code    of a trainer that saved after SIGTERM (spade_jax.program.RESTART)
 
 # shellcheck disable=SC2034 # both are read by those who source this
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck disable=SC2034
-restart_code="${SPADE_RESTART_CODE:-143}"
+restart_code="${SPADE_RESTART_CODE:-75}"
 
 fail() {
     printf 'error: %s\n' "$1" >&2
@@ -25,7 +25,7 @@ need() {
 # need_name VARIABLE: its value must be what Google Cloud and Kubernetes take as a name.
 need_name() {
     [[ "${!1}" =~ ^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$ ]] ||
-        fail "$1 is '${!1}' but must have only a-z, 0-9 and '-', begin with a letter, end with none of '-', and have at most 63 characters"
+        fail "$1 is '${!1}' but must be at most 63 of a-z, 0-9 and '-', the first a letter, the last no '-'"
 }
 
 # step WHAT COMMAND...: run it; if it fails, say what failed and exit with its code.
@@ -42,3 +42,6 @@ quoted() {
     [ $# = 0 ] || printf -v words ' %q' "$@"
     printf '%s' "${words# }"
 }
+
+# Whether an exit code asks for another start: saved after SIGTERM, or ended by SIGTERM itself.
+asks_again() { [ "$1" = "$restart_code" ] || [ "$1" = 143 ]; }

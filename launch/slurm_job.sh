@@ -19,7 +19,7 @@ srun --kill-on-bad-exit=0 "--cpus-per-task=$SLURM_CPUS_PER_TASK" \
     "--output=$SPADE_LOGS/%x-%j-%t.log" --open-mode=append \
     bash -c 'export SPADE_PROCESS="$SLURM_PROCID"; exec "$@"' trainer \
     "$venv/bin/python" -m spade_jax.train "$@" || code=$?
-if [ "$code" = "$restart_code" ] && [ "$(squeue --noheader --format=%T "--jobs=$SLURM_JOB_ID")" = RUNNING ]; then
+if asks_again "$code" && [ "$(squeue --noheader --format=%T "--jobs=$SLURM_JOB_ID")" = RUNNING ]; then
     echo "saved; queueing job $SLURM_JOB_ID again"
     scontrol requeue "$SLURM_JOB_ID"
 fi

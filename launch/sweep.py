@@ -1,7 +1,9 @@
-"""A sweep's runs on this machine, some at a time: from `configs/sweeps`, over a base config.
+"""A sweep's runs, some at a time, here or elsewhere: from `configs/sweeps`, over a base config.
 
     python launch/sweep.py ablations --config=tiny --jobs=2 --dry-run
     python launch/sweep.py learning_rate --config=games:qwen3_4b --config.iterations=100
+    python launch/sweep.py ablations --config=games:qwen3_4b --on=slurm --jobs=4
+    python launch/sweep.py ablations --on=tpu --jobs=4 --workdir=gs://BUCKET/ablations
 
 Every run has a folder of its own in the sweep's, named after what differs, and beside it a log. The
 same command goes on: finished runs are skipped, interrupted ones resumed. Exit code 1: some failed.
@@ -10,14 +12,16 @@ same command goes on: finished runs are skipped, interrupted ones resumed. Exit 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -31,7 +35,9 @@ from spade_jax.types import UsageError
 
 FLAGS = flags.FLAGS
 PACKAGE = "spade_jax.configs.sweeps"
+LAUNCH = Path(__file__).parent
 TRAINER = (sys.executable, "-m", "spade_jax.train")
+NAME_LENGTH = 61  # what a TPU's name may have
 WAIT = 0.2  # seconds between looks at the running processes
 
 
@@ -44,12 +50,13 @@ class Job:
     fields: dict[str, object]  # set by dotted name
     workdir: Path
     iterations: int
+    url: str = ""  # of the workdir where it is no folder here; then `workdir` only places the log
 
     @property
     def arguments(self) -> list[str]:
         """Of the trainer."""
         fields = [f"--config.{field}={value}" for field, value in self.fields.items()]
-        return [f"--config={self.source}", *fields, f"--workdir={self.workdir}"]
+        return [f"--config={self.source}", *fields, f"--workdir={self.url or self.workdir}"]
 
     @property
     def log(self) -> Path:
@@ -65,11 +72,13 @@ class Job:
 # -- from a sweep to its runs -----------------------------------------------------------------
 
 
-def plan(sweep: str, base: str, given: config_dict.ConfigDict, folder: Path) -> list[Job]:
+def plan(
+    sweep: str, base: str, given: config_dict.ConfigDict, folder: Path, url: str = ""
+) -> list[Job]:
     """The runs of a sweep over the config named `base`, of which `given` overrides some fields.
 
-    Every point's config is built, checked and compared with what its workdir holds. Raises
-    UsageError for what could not run.
+    Every point's config is built, checked and compared with what its workdir holds, unless the
+    workdirs lie under a `url`. Raises UsageError for what could not run.
     """
     module = configs.module(sweep, "sweep", PACKAGE, "points")
     points = configs.call(sweep, lambda c: list(module.points(c)), [given], "sweep")
@@ -90,7 +99,8 @@ def plan(sweep: str, base: str, given: config_dict.ConfigDict, folder: Path) -> 
             raise UsageError(f"the sweep {sweep} has two points called {name!r}; remove one")
         c = configured(source, fields)
         configs.compare(c, folder / name)
-        jobs[name] = Job(name, source, fields, folder / name, c.iterations)
+        there = f"{url.rstrip('/')}/{name}" if url else ""
+        jobs[name] = Job(name, source, fields, folder / name, c.iterations, there)
     return list(jobs.values())
 
 
@@ -127,6 +137,72 @@ def label(point: Mapping[str, object]) -> str:
     return re.sub(r"[^\w=.+-]+", "_", "-".join(map(str, parts))) or "base"
 
 
+# -- where they run ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the runs take place."""
+
+    command: Callable[[Job], list[str]]  # lasts as long as the run, and exits as it does
+    interrupt: Callable[[Job, int], None]  # given the process group of the command
+    interrupted: str = "stopping each run after its iteration; Ctrl-C again: at once"
+
+
+def machine_name(job: Job) -> str:
+    """What a run elsewhere is called: lower-case letters, digits and dashes."""
+    name = f"spade-{job.workdir.parent.name}-{job.name}"
+    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def check_names(jobs: Sequence[Job]) -> None:
+    """Raises UsageError where the names of two runs elsewhere are the same, or one is too long."""
+    names = collections.Counter(map(machine_name, jobs))
+    [(name, times)] = names.most_common(1)
+    if times > 1:
+        raise UsageError(f"two runs would both be called {name}; change a point of the sweep")
+    longest = max(names, key=len)
+    if len(longest) > NAME_LENGTH:
+        raise UsageError(
+            f"the name {longest} is longer than {NAME_LENGTH} characters; give a --workdir whose "
+            "last part is shorter"
+        )
+
+
+def here(job: Job) -> list[str]:
+    return [*TRAINER, *job.arguments]
+
+
+def on_slurm(job: Job) -> list[str]:
+    options = f"{os.environ.get('SPADE_SBATCH', '')} --wait".strip()
+    variables = [f"SPADE_JOB={machine_name(job)}", f"SPADE_SBATCH={options}"]
+    return ["env", *variables, "bash", str(LAUNCH / "slurm.sh"), *job.arguments]
+
+
+def on_tpu(job: Job) -> list[str]:
+    """On a TPU of the run's own, deleted when it ends."""
+    name = f"SPADE_POD={machine_name(job)}"
+    return ["env", name, "bash", str(LAUNCH / "tpu_vm.sh"), *job.arguments]
+
+
+def interrupt_group(job: Job, group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGINT)
+
+
+def interrupt_slurm(job: Job, group: int) -> None:
+    """Let the job save if it runs, take it from the queue if it waits; sbatch ends with it."""
+    for state in ("--state=PENDING", "--signal=INT"):
+        subprocess.run(["scancel", "--me", f"--name={machine_name(job)}", state], check=False)
+
+
+PLACES = {
+    "here": Place(here, interrupt_group),
+    "slurm": Place(on_slurm, interrupt_slurm),
+    "tpu": Place(on_tpu, interrupt_group, "leaving each run to go on, on its TPU"),
+}
+
+
 # -- running them -----------------------------------------------------------------------------
 
 
@@ -148,7 +224,7 @@ class Interruption:
         self.signals.append(number)
 
 
-def run(jobs: Sequence[Job], at_once: int, trainer: Sequence[str] = TRAINER) -> int:
+def run(jobs: Sequence[Job], at_once: int, place: Place) -> int:
     """Run those that are not finished, `at_once` at a time; returns the exit code.
 
     A signal starts nothing more and is passed on: the trainer's first is to save and stop.
@@ -163,16 +239,16 @@ def run(jobs: Sequence[Job], at_once: int, trainer: Sequence[str] = TRAINER) -> 
             while waiting and len(running) < at_once and not interruption.signals:
                 job = waiting.popleft()
                 try:
-                    running.append((job, start(job, trainer)))
+                    running.append((job, start(job, place.command(job))))
                     print(f"started {job.name}", flush=True)
                 except OSError as error:  # the others go on
                     print(f"failed {job.name} ({error})", flush=True)
                     failed.append(job)
             if passed_on < len(interruption.signals):
                 passed_on += 1
-                print("stopping each run after its iteration; Ctrl-C again: at once", flush=True)
-                for _, process in running:
-                    process.send_signal(signal.SIGINT)
+                print(place.interrupted, flush=True)
+                for job, process in running:
+                    place.interrupt(job, process.pid)
             time.sleep(WAIT)
             over = [(job, p.returncode) for job, p in running if p.poll() is not None]
             running = [(job, p) for job, p in running if p.returncode is None]
@@ -196,12 +272,12 @@ def last_line(log: Path) -> str:
     return printable(next((line.strip() for line in reversed(lines) if line.strip()), "no output"))
 
 
-def start(job: Job, trainer: Sequence[str]) -> subprocess.Popen:
+def start(job: Job, command: Sequence[str]) -> subprocess.Popen:
     """Start a run that writes into its log, in a group of its own: Ctrl-C is ours to pass on."""
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("ab") as log:
         return subprocess.Popen(
-            [*trainer, *job.arguments],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -216,17 +292,24 @@ def main(sweeps: list[str]) -> int:
     [sweep] = sweeps
     base = config_name()
     named = [re.sub("[:,]", "-", Path(each).name.replace(".py", "")) for each in (base, sweep)]
-    folder = Path(FLAGS.workdir or Path("runs", "-".join(named)))
-    jobs = plan(sweep, base, FLAGS.config, folder)
+    url = FLAGS.workdir if "://" in (FLAGS.workdir or "") else ""
+    last = Path(url.rpartition("://")[2]).name if url else "-".join(named)
+    folder = Path("runs", last) if url or not FLAGS.workdir else Path(FLAGS.workdir)
+    jobs, place = plan(sweep, base, FLAGS.config, folder, url), PLACES[FLAGS.on]
+    if FLAGS.on != "here":
+        check_names(jobs)
+    if FLAGS.on == "tpu" and not url:
+        raise UsageError("a TPU is deleted after its run; give --workdir=gs://BUCKET/FOLDER")
     if not FLAGS["dry-run"].value:
-        return run(jobs, FLAGS.jobs)
+        return run(jobs, FLAGS.jobs, place)
     for job in jobs:
-        print(shlex.join((*TRAINER, *job.arguments)) + "  # finished" * job.finished)
+        print(shlex.join(place.command(job)) + "  # finished" * job.finished)
     return 0
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("workdir", None, "Folder of the sweep (default: runs/CONFIG-SWEEP).")
+    flags.DEFINE_string("workdir", None, "Folder or URL of the sweep (default: runs/CONFIG-SWEEP).")
+    flags.DEFINE_enum("on", "here", list(PLACES), "This machine, or where to start the runs.")
     flags.DEFINE_integer("jobs", 1, "Runs at a time.", lower_bound=1)
     flags.DEFINE_bool("dry-run", False, "Print the command of each run, and run none.")
     run_program(main, config="tiny", files=True)

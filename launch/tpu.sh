@@ -10,10 +10,12 @@ queued() { [ "${SPADE_QUEUE:-0}" = 1 ]; }
 
 # The state of the TPU, or of the request for it; empty if there is none.
 tpu_state() {
-    step "asking for the state of $SPADE_POD" tpus tpu-vm list "--filter=name~(^|/)$SPADE_POD\$" "--format=value(state)"
+    step "asking for the state of $SPADE_POD" tpus tpu-vm list \
+        "--filter=name~(^|/)$SPADE_POD\$" "--format=value(state)"
 }
 request_state() {
-    step "asking for the state of the request $SPADE_POD" tpus queued-resources list "--filter=name~(^|/)$SPADE_POD\$" "--format=value(state.state)"
+    step "asking for the state of the request $SPADE_POD" tpus queued-resources list \
+        "--filter=name~(^|/)$SPADE_POD\$" "--format=value(state.state)"
 }
 
 runtime() {
@@ -22,7 +24,7 @@ runtime() {
         v5litepod-*) echo v2-alpha-tpuv5-lite ;;
         v5p-*) echo v2-alpha-tpuv5 ;;
         v6e-*) echo v2-alpha-tpuv6e ;;
-        *) fail "SPADE_TPU is '$SPADE_TPU' but must begin with v4-, v5litepod-, v5p- or v6e-, or SPADE_RUNTIME name its runtime version; newer ones are had with gke.sh" ;;
+        *) fail "SPADE_TPU is '$SPADE_TPU' but must begin with v4-, v5litepod-, v5p- or v6e-; newer ones are for gke.sh" ;;
     esac
 }
 

@@ -9,7 +9,7 @@ read -ra ssh_flags <<<"${SPADE_SSH_FLAGS:-}"
 
 # on WORKER LINE: run a line of shell in the repository there, with the variables of SPADE_PASS.
 on() {
-    local line="cd spade_jax && " name
+    local line="mkdir -p spade_jax && cd spade_jax && " name
     for name in ${SPADE_PASS:-}; do line+="export $name=$(quoted "${!name:-}") && "; done
     tpus tpu-vm ssh "$SPADE_POD" "--worker=$1" "--command=$line$2" ${ssh_flags[@]+"${ssh_flags[@]}"}
 }
@@ -20,9 +20,9 @@ setup() {
     # shellcheck disable=SC2064 # the folder of now
     trap "rm -rf $(quoted "$folder")" EXIT
     step "packing the code" tar -czf "$folder/spade_jax.tar.gz" --exclude=__pycache__ -C "$root" "${FILES[@]}"
-    step "copying the code to $SPADE_POD" tpus tpu-vm scp "$folder/spade_jax.tar.gz" "$SPADE_POD:" --worker=all ${ssh_flags[@]+"${ssh_flags[@]}"}
-    step "unpacking the code on $SPADE_POD" tpus tpu-vm ssh "$SPADE_POD" --worker=all "--command=mkdir -p spade_jax && tar -xzf spade_jax.tar.gz -C spade_jax" ${ssh_flags[@]+"${ssh_flags[@]}"}
-    step "installing on $SPADE_POD" on all "SPADE_EXTRA=tpu bash launch/worker.sh setup"
+    step "copying the code to $SPADE_POD" tpus tpu-vm scp \
+        "$folder/spade_jax.tar.gz" "$SPADE_POD:" --worker=all ${ssh_flags[@]+"${ssh_flags[@]}"}
+    step "installing on $SPADE_POD" on all "tar -xzf ../spade_jax.tar.gz && SPADE_EXTRA=tpu bash launch/worker.sh setup"
     [ -z "${SPADE_PREPARE:-}" ] || step "SPADE_PREPARE on $SPADE_POD" on all "$SPADE_PREPARE"
 }
 
@@ -40,7 +40,8 @@ split() {
 train() {
     local code=0 state
     on all "bash launch/worker.sh train $(quoted "$@")" 2>&1 | split "${SPADE_LOGS:-$root/runs/logs}/$SPADE_POD" || code=$?
-    case "$code" in 0 | 2 | 130 | "$restart_code") return "$code" ;; esac
+    case "$code" in 0 | 2 | 130) return "$code" ;; esac
+    ! asks_again "$code" || return "$code"
     state="$(tpu_state)"
     [ "$state" = READY ] || fail "$SPADE_POD is ${state:-gone}, which ended the trainer" "$restart_code"
     fail "the trainer on $SPADE_POD failed with exit code $code, see above" "$code"

@@ -141,6 +141,43 @@ def test_wrong_usage_is_one_sentence(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_commands_on_slurm(tmp_path: Path) -> None:
+    done = commands("memory_size", "--on=slurm", "--dry-run", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == (
+        f"env SPADE_JOB=spade-tiny-memory-size-size-25 SPADE_SBATCH=--wait bash {ROOT}/launch/"
+        "slurm.sh --config=tiny --config.memory.size=25 --workdir=runs/tiny-memory_size/size=25"
+    )
+
+
+def test_commands_on_tpus(tmp_path: Path) -> None:
+    url = "--workdir=gs://bucket/some/sizes/"
+    done = commands("memory_size", "--on=tpu", url, "--dry-run", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == (
+        f"env SPADE_POD=spade-sizes-size-400 bash {ROOT}/launch/tpu_vm.sh --config=tiny "
+        "--config.memory.size=400 --workdir=gs://bucket/some/sizes/size=400"
+    )
+
+
+def test_a_tpu_has_no_disk_of_ours(tmp_path: Path) -> None:
+    done = commands("memory_size", "--on=tpu", "--dry-run", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "a TPU is deleted after its run; give --workdir=gs://" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["size=1", "size_1"], "both be called spade-sweep-size-1; change a point"),
+        (["x" * 60], "is longer than 61 characters; give a --workdir whose last part is shorter"),
+    ],
+)
+def test_names_of_runs_elsewhere(tmp_path: Path, names: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        sweep.check_names(jobs_in(tmp_path / "sweep", *names))
+
+
 # -- the runner -------------------------------------------------------------------------------
 
 
@@ -149,6 +186,12 @@ def trainer(tmp_path: Path) -> list[str]:
     path = tmp_path / "trainer.py"
     path.write_text(TRAINER)
     return [sys.executable, str(path)]
+
+
+@pytest.fixture
+def place(trainer: list[str]) -> sweep.Place:
+    """This machine with the stand-in for the trainer."""
+    return sweep.Place(lambda job: [*trainer, *job.arguments], sweep.interrupt_group)
 
 
 def jobs_in(folder: Path, *names: str) -> list[sweep.Job]:
@@ -164,12 +207,12 @@ def finish(workdir: Path, iteration: int) -> None:
 
 
 def test_runs_what_is_not_finished(
-    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, place: sweep.Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "sweep"
     finish(folder / "done", 8)
     (folder / "go").touch()
-    assert sweep.run(jobs_in(folder, "done", "one", "two"), 1, trainer) == 0
+    assert sweep.run(jobs_in(folder, "done", "one", "two"), 1, place) == 0
     assert not (folder / "done" / "started").exists()
     assert (folder / "one" / "started").read_text() == "--config=tiny --config.seed=1"
     out = capsys.readouterr().out.splitlines()
@@ -188,21 +231,21 @@ def test_an_unfinished_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_failures_are_reported_and_stop_nothing(
-    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, place: sweep.Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "go").touch()
-    assert sweep.run(jobs_in(tmp_path, "bad", "good"), 2, trainer) == 1
+    assert sweep.run(jobs_in(tmp_path, "bad", "good"), 2, place) == 1
     said = capsys.readouterr()
     assert "done good (0)" in said.out
     assert said.err == f"failed: bad: error: broken ({tmp_path}/bad.log)\n"
 
 
 def test_a_run_that_cannot_begin_stops_no_other(
-    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, place: sweep.Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "go").touch()
     (tmp_path / "b.log").mkdir()
-    assert sweep.run(jobs_in(tmp_path, "a", "b", "c"), 2, trainer) == 1
+    assert sweep.run(jobs_in(tmp_path, "a", "b", "c"), 2, place) == 1
     said = capsys.readouterr()
     assert "done a (0)" in said.out and "done c (0)" in said.out and "failed b (" in said.out
     log = f"({tmp_path}/b.log)"
@@ -214,7 +257,8 @@ import json, pathlib, sys
 from launch import sweep
 folder, trainer = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
 jobs = [sweep.Job(name, "tiny", {}, folder / name, 8) for name in "abc"]
-sys.exit(sweep.run(jobs, 2, trainer))
+place = sweep.Place(lambda job: [*trainer, *job.arguments], sweep.interrupt_group)
+sys.exit(sweep.run(jobs, 2, place))
 """
 
 
