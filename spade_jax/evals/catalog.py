@@ -1,0 +1,34 @@
+"""The suites by name, and how each is opened."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from spade_jax.evals.suites import Suite
+from spade_jax.types import UsageError, dataclass
+
+
+@dataclass
+class Options:
+    """What a user says about suites: where their data are; None looks where each suite says."""
+
+    data: Path | None = None
+
+
+Opener = Callable[[Options], AbstractContextManager[Suite]]
+SUITES: Mapping[str, Opener] = {}
+
+
+def find(names: Sequence[str]) -> dict[str, Opener]:
+    """The openers of these suites; a UsageError names one that there is not."""
+    for name in names:
+        if name not in SUITES:
+            near = difflib.get_close_matches(name, SUITES, n=1)
+            hint = f" (near: {near[0]})" if near else ""
+            raise UsageError(
+                f"no suite is called {name!r}{hint}; choose from {', '.join(sorted(SUITES))}"
+            )
+    return {name: SUITES[name] for name in names}
