@@ -1,53 +1,376 @@
-"""Success of a model on the held-out set, by family and level.
+"""Evaluate a model on benchmarks, or compare two evaluations.
 
-    python -m spade_jax.evaluate --config=tiny --config.model.path=runs/warmstart/model
+    python -m spade_jax.evaluate --suite=reasoning_gym,aime25 --model=PATH
+    python -m spade_jax.evaluate --suite=gpqa_diamond --endpoint=URL --served_model=NAME
+    python -m spade_jax.evaluate --config=tiny --workdir=runs/tiny
+    python -m spade_jax.evaluate compare A/results.json B/results.json [--csv]
 
-The instances are those that training with the same config is judged on.
+Without --suite the held-out set is played that training with the same config is judged on. The
+model is that of --model, else the newest checkpoint in --workdir, else the config's model.path. An
+evaluation that was stopped goes on where it was when the same command is given again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+import re
+import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import rich.console
+import rich.progress
 from absl import flags
+from ml_collections import config_dict
 
-from spade_jax import limits
+from spade_jax import limits, weights
 from spade_jax import run as run_setup
 from spade_jax.design.families import LEVELS
-from spade_jax.evals import heldout
-from spade_jax.evals.heldout import won
+from spade_jax.envs.sandbox import Sandbox
+from spade_jax.evals import catalog, compare, heldout, results, runner
+from spade_jax.evals.catalog import Opener, Options
+from spade_jax.evals.results import Plays, Skipped
+from spade_jax.evals.runner import Result
+from spade_jax.evals.suites import MODEL, USER, Item, Settings, Suite
+from spade_jax.policy import endpoint as endpoints
+from spade_jax.policy import sharding
+from spade_jax.policy.conversation import Policy, Speaker
+from spade_jax.policy.endpoint import Endpoint
+from spade_jax.policy.model import declare, in_compute_dtype
+from spade_jax.policy.sampler import Sampler
 from spade_jax.program import run_program
-from spade_jax.types import Arm
+from spade_jax.types import Arm, Role, UsageError
 
 FLAGS = flags.FLAGS
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+QUIET_SECONDS = 30.0  # between two lines of progress where no terminal shows it
 
 
-def main() -> None:
-    c = FLAGS.config
-    began = time.monotonic()
-    with run_setup.set_up(c) as (run, state):
-        items = run_setup.held_out(run)
-        episodes = heldout.play_held_out(
-            run.policy(state),
-            run.sandbox,
-            items,
-            limits.play_rules(c),
-            arm=Arm[FLAGS.arm.upper()],
-            seed=c.evaluation.seed,
-            seats=c.sampling.slots,
+# -- suites -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def open_heldout(c: config_dict.ConfigDict, arm: Arm) -> Iterator[heldout.HeldOut]:
+    """The held-out set of the config as a suite."""
+    with run_setup.bundled_corpus(c) as documents:
+        items = heldout.held_out_set(c.evaluation.seed, c.evaluation.per_level, documents)
+    with Sandbox(**c.sandbox) as sandbox:
+        yield heldout.HeldOut(sandbox, items, limits.play_rules(c), arm, c.evaluation.seed)
+
+
+def openers(c: config_dict.ConfigDict, names: Sequence[str], arm: Arm) -> dict[str, Opener]:
+    """How the suites of these names are opened."""
+    held_out: Mapping[str, Opener] = {"heldout": lambda options: open_heldout(c, arm)}
+    return catalog.find(names, held_out | catalog.SUITES)
+
+
+def overridden(settings: Settings) -> Settings:
+    """A suite's settings with those that flags give in their place."""
+    given = {name: FLAGS[name].value for name in SAMPLING if FLAGS[name].value is not None}
+    try:
+        sampling = dataclasses.replace(settings.sampling, **given)
+    except ValueError as error:
+        raise UsageError(f"{error}; correct the flag of that name") from None
+    reply = FLAGS.reply_tokens or settings.reply
+    return Settings(
+        plays=FLAGS.k or settings.plays,
+        sampling=sampling,
+        reply=reply,
+        context=FLAGS.context or settings.context - settings.reply + reply,
+    )
+
+
+def chosen(items: Sequence[Item], limit: int) -> list[Item]:
+    """The first `limit` items of every group; all of them without a limit."""
+    counts: dict[str, int] = {}
+    taken = []
+    for item in items:
+        counts[item.group] = counts.get(item.group, 0) + 1
+        if not limit or counts[item.group] <= limit:
+            taken.append(item)
+    return taken
+
+
+@dataclasses.dataclass(frozen=True)
+class Configured:
+    """A suite with other settings than its own."""
+
+    suite: Suite
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        return self.suite.name
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        return getattr(self.suite, "sandbox", None)
+
+    def items(self) -> Sequence[Item]:
+        return self.suite.items()
+
+
+# -- who is evaluated -------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Partner:
+    """A speaker, the most tokens of a conversation with it (None: not known), and its name."""
+
+    speaker: Speaker
+    context: int | None
+    name: str
+
+
+@contextlib.contextmanager
+def open_model(c: config_dict.ConfigDict, context: int) -> Iterator[Partner]:
+    """A model in this process, with room for conversations of `context` tokens if it has it."""
+    path = FLAGS.model or FLAGS.workdir or c.model.path
+    with jax.set_mesh(sharding.make_mesh(c.mesh)):
+        source = weights.find(path)
+        tokenizer = run_setup.new_tokenizers(c, source.folder)[Role.AGENT]
+        places = sharding.parameters(declare(source.model), jax.sharding.get_mesh(), "sample")
+        dtype = jnp.dtype(c.model.compute_dtype)
+        sampler = Sampler(
+            in_compute_dtype(source.load(shardings=places), source.model, dtype),
+            source.model,
+            slots=seats(c),
+            context=context,
+            stop_ids=tokenizer.stop_ids,
+            dtype=dtype,
+            block=c.sampling.block,
         )
-    wins = [won(e) for e in episodes]
-    print(f"held-out success {heldout.mean(wins)} (95%), {len(items)} instances, {FLAGS.arm} arm")
-    print(f"{'':<12}" + "".join(f"{f'level {v}':>10}" for v in LEVELS) + f"{'all':>10}")
-    cells = heldout.by(lambda item: (item.family, item.level), items, episodes)
-    for family in dict.fromkeys(item.family for item in items):
-        groups = [[won(e) for e in cells[family, level]] for level in LEVELS]
-        groups.append([outcome for group in groups for outcome in group])
-        rates = [heldout.mean(group).value for group in groups]
-        print(f"{family:<12}" + "".join(f"{rate:>10.0%}" for rate in rates))
-    print(f"{time.monotonic() - began:.0f} s")
+        step = "" if source.step is None else f" at iteration {source.step}"
+        name = f"{path or 'the bundled model'}{step}"
+        yield Partner(Policy(sampler, tokenizer), source.model.max_positions, name)
+
+
+@contextlib.contextmanager
+def open_endpoint(c: config_dict.ConfigDict, url: str, model: str) -> Iterator[Partner]:
+    """A served model."""
+    if not model:
+        raise UsageError("an endpoint needs the name of a model; pass --served_model=NAME")
+    settings = endpoints.Settings(
+        url=url, model=model, key_variable=FLAGS.key_variable, concurrency=seats(c)
+    )
+    with Endpoint(settings) as endpoint:
+        yield Partner(endpoint, endpoint.longest(), f"{model} at {url}")
+
+
+def seats(c: config_dict.ConfigDict) -> int:
+    """How many plays go on at once."""
+    return FLAGS.concurrency or c.sampling.slots
+
+
+# -- one evaluation ---------------------------------------------------------------------------
+
+
+class Progress:
+    """Shows how many plays are over: a bar on a terminal, else a line now and then."""
+
+    def __init__(self, name: str, total: int) -> None:
+        self._name, self._total, self._done, self._won, self._failed = name, total, 0, 0, 0
+        console = rich.console.Console(stderr=True)
+        self._bar = rich.progress.Progress(console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task(name, total=total)
+        self._lines, self._shown = not console.is_terminal, time.monotonic()
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def add(self, result: Result) -> None:
+        self._done += 1
+        self._won += result.won
+        self._failed += bool(result.failed)
+        told = f"{self._name}: {self._won} won, {self._failed} failed"
+        self._bar.update(self._task, advance=1, description=told)
+        now = time.monotonic()
+        if self._lines and (now - self._shown > QUIET_SECONDS or self._done == self._total):
+            self._shown = now
+            print(f"{told}, {self._done} of {self._total}", file=sys.stderr, flush=True)
+
+
+def run_suite(
+    suite: Suite, items: Sequence[Item], speakers: Mapping[str, Speaker], plays: Plays, **how: Any
+) -> None:
+    """Make the plays of a suite that are still missing."""
+    missing = [
+        (item, number)
+        for number in range(suite.settings.plays)
+        for item in items
+        if plays.missing(suite.name, item.id, number)
+    ]
+    if not missing:
+        return
+    with Progress(suite.name, len(missing)) as progress:
+
+        def note(result: Result) -> None:
+            plays.add(result)
+            progress.add(result)
+
+        runner.run(suite, missing, speakers, note=note, **how)
+
+
+def too_short(suite: Suite, partner: Partner) -> Skipped | None:
+    """Why a suite does not fit the model, if it does not."""
+    needed = suite.settings.context
+    if partner.context is None or partner.context >= needed:
+        return None
+    reason = (
+        f"its conversations take up to {needed} tokens, but {partner.name} has {partner.context}; "
+        "lower --reply_tokens or --context to run it nevertheless"
+    )
+    return Skipped(suite=suite.name, reason=reason)
+
+
+def evaluate(c: config_dict.ConfigDict, names: Sequence[str], folder: Path) -> int:
+    """Run suites and write and print what comes of them; the exit code."""
+    began, arm = time.monotonic(), Arm[FLAGS.arm.upper()]
+    options = Options(data=Path(FLAGS.data) if FLAGS.data else None)
+    with contextlib.ExitStack() as stack:
+        suites: list[Suite] = []
+        for opener in openers(c, names, arm).values():
+            suite = stack.enter_context(opener(options))
+            suites.append(Configured(suite, overridden(suite.settings)))
+        items = {suite.name: chosen(suite.items(), FLAGS.limit) for suite in suites}
+        if FLAGS.endpoint:
+            opened = open_endpoint(c, FLAGS.endpoint, FLAGS.served_model)
+        else:
+            opened = open_model(c, max(suite.settings.context for suite in suites))
+        partner = stack.enter_context(opened)
+        speakers = {MODEL: partner.speaker, USER: partner.speaker}
+        if FLAGS.user_endpoint:
+            user = open_endpoint(c, FLAGS.user_endpoint, FLAGS.user_model)
+            speakers[USER] = stack.enter_context(user).speaker
+        about = {
+            "model": partner.name,
+            "user": FLAGS.user_endpoint and f"{FLAGS.user_model} at {FLAGS.user_endpoint}",
+            "seed": c.evaluation.seed,
+            "arm": str(arm),
+            "limit": FLAGS.limit,
+            "suites": {suite.name: results.settings_of(suite.settings) for suite in suites},
+        }
+        skipped = [s for suite in suites if (s := too_short(suite, partner))]
+        with Plays(folder, about) as plays:
+            for suite in suites:
+                if suite.name in [each.suite for each in skipped]:
+                    continue
+                run_suite(
+                    suite,
+                    items[suite.name],
+                    speakers,
+                    plays,
+                    seed=c.evaluation.seed,
+                    seats=seats(c),
+                    patient=not FLAGS.endpoint and c.schedule != "overlap",
+                )
+            ended = in_order(suites, items, plays)
+    columns = results.write(folder, about, ended, skipped)
+    print("\n".join([f"{partner.name}:", *results.table(columns, skipped)]))
+    if any(result.suite == "heldout" for result in ended):
+        print("\n".join(families([r for r in ended if r.suite == "heldout"], str(arm))))
+    print(f"{folder / results.FILE} has every play; {time.monotonic() - began:.0f} s")
+    return 0
+
+
+def in_order(
+    suites: Sequence[Suite], items: Mapping[str, Sequence[Item]], plays: Plays
+) -> list[Result]:
+    """The plays that were made, in the order of suites, items and numbers."""
+    keys = (
+        (suite.name, item.id, number)
+        for suite in suites
+        for item in items[suite.name]
+        for number in range(suite.settings.plays)
+    )
+    return [plays.done[key] for key in keys if key in plays.done]
+
+
+def families(ended: Sequence[Result], arm: str) -> list[str]:
+    """The lines that tell success on the held-out set by family and level."""
+    wins = [float(result.won) for result in ended]
+    lines = [f"held-out success {heldout.mean(wins)} (95%), {len(wins)} plays, {arm} arm"]
+    lines.append(f"{'':<12}" + "".join(f"{f'level {v}':>10}" for v in LEVELS) + f"{'all':>10}")
+    for family in dict.fromkeys(result.details.get("family", "") for result in ended):
+        mine = [result for result in ended if result.details.get("family", "") == family]
+        levels = [[r for r in mine if r.details.get("level") == level] for level in LEVELS]
+        cells = [heldout.mean([r.won for r in g]).value if g else None for g in [*levels, mine]]
+        shown = ("-" if cell is None else f"{cell:.0%}" for cell in cells)
+        lines.append(f"{family:<12}" + "".join(f"{cell:>10}" for cell in shown))
+    return lines
+
+
+# -- the program ------------------------------------------------------------------------------
+
+
+def default_output(c: config_dict.ConfigDict) -> Path:
+    """runs/evaluations/ and what is evaluated."""
+    name = FLAGS.served_model or FLAGS.model or FLAGS.workdir or c.model.path or "bundled"
+    return Path("runs/evaluations") / (re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model")
+
+
+def main(words: list[str]) -> int:
+    if words and words[0] == "compare":
+        return compare_files(words[1:])
+    if words:
+        raise UsageError(
+            f"unexpected argument {words[0]!r}; only `compare A B` takes names of files"
+        )
+    if FLAGS.endpoint and (FLAGS.model or FLAGS.workdir):
+        raise UsageError("--endpoint and --model (or --workdir) name two models; give one of them")
+    names = [name for name in FLAGS.suite if name] or ["heldout"]
+    folder = Path(FLAGS.output) if FLAGS.output else default_output(FLAGS.config)
+    return evaluate(FLAGS.config, list(dict.fromkeys(names)), folder)
+
+
+def compare_files(files: Sequence[str]) -> int:
+    """Print how the second evaluation differs from the first."""
+    if len(files) != 2:
+        raise UsageError("compare takes two files; give A/results.json B/results.json")
+    found = compare.compare(*(results.read(Path(file)) for file in files))
+    if FLAGS.csv:
+        print(compare.as_csv(found))
+    else:
+        print(compare.table(found))
+        print(compare.row(found))
+    return 0
+
+
+def define_flags() -> None:
+    whole = functools.partial(flags.DEFINE_integer, lower_bound=0)
+    flags.DEFINE_list("suite", [], "Suites to run, by name; none: heldout.")
+    flags.DEFINE_string("model", "", "Model folder or run, like model.path.")
+    flags.DEFINE_string("workdir", "", "A run, whose newest checkpoint is evaluated.")
+    flags.DEFINE_string("endpoint", "", "Address of an OpenAI-compatible server, up to /v1.")
+    flags.DEFINE_string("served_model", "", "Name of the model there.")
+    flags.DEFINE_string("key_variable", "", "Environment variable with the endpoints' API key.")
+    flags.DEFINE_string("user_endpoint", "", "Server of a model that acts users; else our own.")
+    flags.DEFINE_string("user_model", "", "Name of that model.")
+    flags.DEFINE_string("data", "", "File of a suite's items, or a folder with such files.")
+    flags.DEFINE_string("output", "", "Folder of the results; by default under runs/evaluations.")
+    whole("limit", 0, "Items of each group; 0: all.")
+    whole("k", 0, "Plays of each item; 0: as many as the suite says.")
+    whole("concurrency", 0, "Plays at once; 0: sampling.slots of the config.")
+    whole("reply_tokens", 0, "Most tokens of a reply; 0: as the suite says.")
+    whole("context", 0, "Most tokens of a conversation; 0: as the suite says.")
+    flags.DEFINE_float("temperature", None, "Instead of the suite's; 0 is greedy.")
+    flags.DEFINE_float("top_p", None, "Instead of the suite's.")
+    flags.DEFINE_integer("top_k", None, "Instead of the suite's; 0: all tokens.")
+    flags.DEFINE_float("min_p", None, "Instead of the suite's.")
+    flags.DEFINE_enum("arm", "plain", [str(arm) for arm in Arm], "Of heldout: with hints or not.")
+    flags.DEFINE_bool("csv", False, "Of compare: print CSV.")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_enum("arm", "plain", [str(arm) for arm in Arm], "Play without or with the hint.")
-    run_program(main, config="tiny")
+    define_flags()
+    run_program(main, config="tiny", files=True)

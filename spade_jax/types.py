@@ -116,12 +116,16 @@ class TokenRecord:
 
 @dataclass
 class Generation:
-    """One reply of the policy: `ids` end with the stop token when `stop` is STOP."""
+    """One reply of the policy: `ids` end with the stop token when `stop` is STOP.
+
+    Where the ids are not known, `tokens` is how many whoever replied says they are.
+    """
 
     ids: tuple[int, ...]
     logp: tuple[float, ...]
     text: str
     stop: StopReason
+    tokens: int | None = dataclasses.field(default=None, compare=False)
 
 
 # -- designing --------------------------------------------------------------------------------

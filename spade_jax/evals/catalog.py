@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from spade_jax.evals import questions, reasoning_gym
 from spade_jax.evals.suites import Suite
 from spade_jax.types import UsageError, dataclass
 
@@ -19,16 +20,19 @@ class Options:
 
 
 Opener = Callable[[Options], AbstractContextManager[Suite]]
-SUITES: Mapping[str, Opener] = {}
+SUITES: Mapping[str, Opener] = {
+    "reasoning_gym": lambda options: reasoning_gym.open_reasoning_gym(),
+    "aime25": lambda options: questions.open_aime(25, options.data),
+    "aime26": lambda options: questions.open_aime(26, options.data),
+    "gpqa_diamond": lambda options: questions.open_gpqa(options.data),
+}
 
 
-def find(names: Sequence[str]) -> dict[str, Opener]:
+def find(names: Sequence[str], known: Mapping[str, Opener] = SUITES) -> dict[str, Opener]:
     """The openers of these suites; a UsageError names one that there is not."""
     for name in names:
-        if name not in SUITES:
-            near = difflib.get_close_matches(name, SUITES, n=1)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
             hint = f" (near: {near[0]})" if near else ""
-            raise UsageError(
-                f"no suite is called {name!r}{hint}; choose from {', '.join(sorted(SUITES))}"
-            )
-    return {name: SUITES[name] for name in names}
+            raise UsageError(f"no suite is called {name!r}{hint}; choose from {', '.join(known)}")
+    return {name: known[name] for name in names}

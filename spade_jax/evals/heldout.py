@@ -7,17 +7,21 @@ or with self-play. The set is a pure function of its seed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Callable, Sequence
 
 from spade_jax.design.corpus import Corpus
 from spade_jax.design.families import FAMILIES, LEVELS, sample_program, theme_of
 from spade_jax.envs.sandbox import Sandbox
+from spade_jax.evals import suites
 from spade_jax.evals.intervals import Comparison as Comparison
 from spade_jax.evals.intervals import Mean as Mean
 from spade_jax.evals.intervals import compare as compare
 from spade_jax.evals.intervals import mean as mean
-from spade_jax.play.episodes import Job, Rules, play, play_seed
+from spade_jax.evals.suites import Act, Course, Outcome, Say, Settings
+from spade_jax.play.episodes import Job, Rules, open_instance, play, play_seed, script
+from spade_jax.play.table import Ask
 from spade_jax.policy.conversation import Speaker
 from spade_jax.types import Arm, Environment, Episode
 
@@ -68,6 +72,65 @@ def play_held_out(
     return play(
         speaker, sandbox, jobs, rules, seed=seed, iteration=-1, seats=seats, progress=progress
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """The held-out set as a suite: its plays are those of `play_held_out` with the same rules.
+
+    Settings are those of the agent's play in the config.
+    """
+
+    sandbox: Sandbox
+    instances: Sequence[Item]
+    rules: Rules
+    arm: Arm
+    seed: int
+    name: str = "heldout"
+
+    @property
+    def settings(self) -> Settings:
+        budget = self.rules.budget
+        return Settings(sampling=budget.sampling, reply=budget.reply, context=budget.context)
+
+    def items(self) -> Sequence[suites.Item]:
+        return [
+            suites.Item(
+                id=item.environment.id,
+                group="held-out",
+                course=functools.partial(self._course, item),
+            )
+            for item in self.instances
+        ]
+
+    def _course(self, item: Item, number: int) -> Course:
+        """An episode's own course, its wishes in the words of suites."""
+        instance = open_instance(self.sandbox, item.environment)
+        job = Job(item.environment, self.arm, number, item.seed)
+        course, answer = script(job, self.rules, self.seed, -1), None
+        try:
+            while True:
+                wish = course.send(answer)
+                if isinstance(wish, Ask):
+                    answer = yield Say(messages=wish.messages, stream=wish.stream)
+                else:
+                    answer = yield Act(instance=instance, call=wish)
+        except StopIteration as end:
+            episode: Episode = end.value
+        finally:
+            self.sandbox.close_instances([instance])
+        return Outcome(
+            score=min(max(episode.episode_return or 0.0, 0.0), 1.0),
+            won=bool(won(episode)),
+            answer=episode.turns[-1].action if episode.turns else None,
+            failed=episode.failure.message if episode.failure else "",
+            details={
+                "family": item.family,
+                "level": item.level,
+                "turns": len(episode.turns),
+                "end": str(episode.end),
+            },
+        )
 
 
 def won(episode: Episode) -> float:

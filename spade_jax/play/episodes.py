@@ -1,15 +1,12 @@
 """Episodes: a speaker plays sandboxed environments, turn by turn, in both arms.
 
 An episode is a coroutine that yields what it waits for, a call of its environment or a reply of the
-speaker, and is resumed with the answer. `play` keeps many of them going: whoever has been answered
-takes the next turn, and a new episode begins where one has ended.
+speaker, and is resumed with the answer. `play` keeps many of them going at a `table`.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import functools
 import hashlib
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -18,6 +15,8 @@ from spade_jax.design import prompts
 from spade_jax.envs import leaks, parsers
 from spade_jax.envs.sandbox import Call, Hint, Instance, Reset, Sandbox, Solution, Step
 from spade_jax.learn.returns import episode_return
+from spade_jax.play import table
+from spade_jax.play.table import SPEAKER, Ask, Ended
 from spade_jax.policy.conversation import Budget, Speaker, stream
 from spade_jax.types import (
     Arm,
@@ -25,8 +24,6 @@ from spade_jax.types import (
     Episode,
     EpisodeEnd,
     Failure,
-    FailureKind,
-    Message,
     StopReason,
     Turn,
 )
@@ -68,14 +65,6 @@ def play_seed(seed: int, environment_id: str, iteration: int, play: int) -> int:
 
 
 # -- one episode ------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Ask:
-    """An episode's wish for the speaker's reply to new messages, in its turn's random stream."""
-
-    messages: tuple[Message, ...]
-    stream: tuple[int, ...]
 
 
 Script = Generator[Call | Ask, Any, Episode]  # its episode is still without the tokens
@@ -193,101 +182,46 @@ def play(
 
     `progress` is told how many episodes are over whenever some have ended.
     """
-    table = _Table(speaker, sandbox, rules)
-    waiting = collections.deque(enumerate(jobs))
-    while waiting or table.seats:
-        while waiting and len(table.seats) < seats:
-            number, job = waiting.popleft()
-            table.seat(number, job, script(job, rules, seed, iteration))
-        table.serve()
-        table.listen()
-        if table.clear():
-            progress(len(table.episodes))
-    return [table.episodes[i] for i in range(len(jobs))]
+    episodes: dict[int, Episode] = {}
+
+    def ended(some: dict[int, Ended]) -> None:
+        for number, end in some.items():
+            episodes[number] = dataclasses.replace(end.value, records=end.records)
+        progress(len(episodes))
+
+    table.drive(
+        {SPEAKER: speaker},
+        _Environments(sandbox, jobs),
+        ((number, script(job, rules, seed, iteration)) for number, job in enumerate(jobs)),
+        rules.budget,
+        seats=seats,
+        patient=not rules.overlap,
+        ended=ended,
+    )
+    return [episodes[i] for i in range(len(jobs))]
 
 
-@dataclasses.dataclass
-class _Seat:
-    """An episode in progress, its environment and its dialogue."""
+class _Environments:
+    """The environments of jobs by number, each in an instance of its own."""
 
-    script: Script
-    instance: Instance
-    dialogue: int
+    def __init__(self, sandbox: Sandbox, jobs: Sequence[Job]) -> None:
+        self._sandbox, self._jobs = sandbox, jobs
+        self._instances: dict[int, Instance] = {}
+
+    def submit(self, number: int, wish: Call, note: Callable[[Any], None]) -> None:
+        if number not in self._instances:
+            self._instances[number] = open_instance(self._sandbox, self._jobs[number].environment)
+        self._sandbox.submit(self._instances[number], wish, note)
+
+    def poll(self, seconds: float | None) -> None:
+        self._sandbox.poll(seconds)
+
+    def clear(self, numbers: Sequence[int]) -> None:
+        self._sandbox.close_instances([self._instances.pop(number) for number in numbers])
 
 
-class _Table:
-    """The episodes in progress, each resumed with what it waits for."""
-
-    def __init__(self, speaker: Speaker, sandbox: Sandbox, rules: Rules) -> None:
-        self._sandbox, self._budget, self._patient = sandbox, rules.budget, not rules.overlap
-        self._dialogues = speaker.converse()
-        self.seats: dict[int, _Seat] = {}
-        self.episodes: dict[int, Episode] = {}
-        self._speaking: dict[int, int] = {}  # dialogue -> seat, of those that wait for a reply
-        self._calling: set[int] = set()  # seats whose environment has been called ...
-        self._called: dict[int, Any] = {}  # ... and has answered
-        self._over: list[int] = []
-
-    def seat(self, number: int, job: Job, course: Script) -> None:
-        """Begin an episode."""
-        environment = job.environment
-        instance = self._sandbox.open(
-            environment.code, environment.kind, trusted=True, modules=environment.modules
-        )
-        self.seats[number] = _Seat(course, instance, self._dialogues.open())
-        self._resume(number, None)
-
-    def serve(self) -> None:
-        """Take in what environments have answered; wait for all of them, or where none speaks."""
-        while self._calling:
-            wait = self._patient or not (self._speaking or self._called)
-            self._sandbox.poll(None if wait else 0)
-            if self._patient and len(self._called) < len(self._calling):
-                continue
-            answered = dict(self._called)
-            self._called.clear()
-            self._calling -= answered.keys()
-            for number in sorted(answered):
-                self._resume(number, answered[number])
-            if not self._patient and (answered or self._speaking):
-                break
-
-    def listen(self) -> None:
-        """Let the speaker go on, and take in the replies that are complete."""
-        if self._speaking:
-            for dialogue, reply in sorted(self._dialogues.answers().items()):
-                number = self._speaking.pop(dialogue)
-                self._resume(number, self._failure(dialogue) if reply is None else reply)
-
-    def _failure(self, dialogue: int) -> Failure | None:
-        """What the speaker failed with where it did not reply; None where no room was left."""
-        failure = self._dialogues.failure(dialogue)
-        if failure is None:
-            return None
-        return Failure(phase="reply", kind=FailureKind.SPEAKER, message=failure.message)
-
-    def clear(self) -> int:
-        """Make room where episodes have ended; how many they were."""
-        over = [self.seats.pop(number) for number in self._over]
-        self._sandbox.close_instances([seat.instance for seat in over])
-        self._dialogues.retire([seat.dialogue for seat in over])
-        self._over.clear()
-        return len(over)
-
-    def _resume(self, number: int, answer: Any) -> None:
-        """Give an episode what it waited for, and see to what it wants next."""
-        seat = self.seats[number]
-        try:
-            wish = seat.script.send(answer)
-        except StopIteration as end:
-            records = self._dialogues.records(seat.dialogue)
-            self.episodes[number] = dataclasses.replace(end.value, records=records)
-            self._over.append(number)
-            return
-        if isinstance(wish, Ask):
-            self._speaking[seat.dialogue] = number
-            self._dialogues.ask(seat.dialogue, wish.messages, wish.stream, self._budget)
-        else:
-            self._calling.add(number)
-            note = functools.partial(self._called.__setitem__, number)
-            self._sandbox.submit(seat.instance, wish, note)
+def open_instance(sandbox: Sandbox, environment: Environment) -> Instance:
+    """An instance of an accepted environment."""
+    return sandbox.open(
+        environment.code, environment.kind, trusted=True, modules=environment.modules
+    )

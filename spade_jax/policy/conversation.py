@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from spade_jax.policy.sampler import Ids, Sampler
 from spade_jax.policy.sampling import Sampling
@@ -39,14 +39,17 @@ class Unanswered(Protocol):
 class Dialogues(Protocol):
     """Dialogues in progress, each known by a number."""
 
-    def open(self) -> int:
-        """Begin a dialogue."""
+    def open(self, tools: Sequence[Mapping[str, Any]] = ()) -> int:
+        """Begin a dialogue in which these tools are offered, given as JSON schemas."""
         ...
 
     def ask(
         self, dialogue: int, messages: Sequence[Message], stream: tuple[int, ...], budget: Budget
     ) -> None:
-        """Say something and want a reply; `stream` names its randomness."""
+        """Say something and want a reply; `stream` names its randomness.
+
+        At first earlier replies may be among the messages.
+        """
         ...
 
     def answers(self) -> dict[int, Generation | None]:
@@ -167,6 +170,7 @@ class Conversations:
         self._policy, self._sampler = policy, policy.sampler
         self._strips = policy.tokenizer.think == "strip"
         self._records: list[list[TokenRecord]] = []
+        self._tools: dict[int, Sequence[Mapping[str, Any]]] = {}
         self._history: dict[int, list[Message]] = collections.defaultdict(list)
         self._stops: dict[int, StopReason] = {}
         self._slots: dict[int, int] = {}  # dialogue -> slot
@@ -174,22 +178,25 @@ class Conversations:
         self._waiting: collections.deque[_Question] = collections.deque()
         self._refused: list[int] = []
 
-    def open(self) -> int:
+    def open(self, tools: Sequence[Mapping[str, Any]] = ()) -> int:
         self._records.append([])
+        if tools:
+            self._tools[len(self._records) - 1] = tools
         return len(self._records) - 1
 
     def ask(
         self, dialogue: int, messages: Sequence[Message], stream: tuple[int, ...], budget: Budget
     ) -> None:
         tokenizer, record = self._policy.tokenizer, TokenRecord()
+        tools = self._tools.get(dialogue, ())
         if self._strips:
             self._history[dialogue] += messages
-            ids = tokenizer.prompt(self._history[dialogue])
+            ids = tokenizer.prompt(self._history[dialogue], tools)
         elif self._records[dialogue]:
             [record] = self._records[dialogue]
             ids = tokenizer.continuation(self._stops[dialogue], messages)
         else:
-            ids = tokenizer.prompt(messages)
+            ids = tokenizer.prompt(messages, tools)
         room = min(budget.context, self._sampler.context) - len(record.ids) - len(ids)
         if room <= 0:
             self._refused.append(dialogue)

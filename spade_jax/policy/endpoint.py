@@ -18,16 +18,18 @@ import queue
 import re
 import threading
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from spade_jax.policy.conversation import Budget
 from spade_jax.policy.sampling import Sampling
+from spade_jax.policy.tool_calls import Sent, as_text
 from spade_jax.types import Generation, Message, StopReason, TokenRecord, UsageError
 
 WAIT_SECONDS = 0.05  # that `answers` waits for the first
+LOOK_SECONDS = 10.0  # for a server's list of models
 SHOWN = 300  # characters of a server's own words in a failure
 TOO_LONG = re.compile(r"context[ _](length|size|window)", re.IGNORECASE)
 LENGTHS = {"max_tokens", "max_completion_tokens"}
@@ -88,8 +90,18 @@ class Tally:
 # -- what is read of an answer ----------------------------------------------------------------
 
 
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+
+
 class _Said(msgspec.Struct):
     content: str | None = None
+    tool_calls: list[_Call] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -100,6 +112,15 @@ class _Choice(msgspec.Struct):
 class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
+
+
+class _Served(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None  # as vLLM and our server say it
+
+
+class _Models(msgspec.Struct):
+    data: list[_Served]
 
 
 class _Answer(msgspec.Struct):
@@ -147,9 +168,23 @@ class Endpoint:
     def converse(self) -> EndpointDialogues:
         return EndpointDialogues(self)
 
+    def longest(self) -> int | None:
+        """Most tokens of a conversation; None where the server does not tell."""
+        served = asyncio.run_coroutine_threadsafe(self._models(), self._loop).result()
+        named = [each for each in served if each.id == self.settings.model]
+        return named[0].max_model_len if named else None
+
+    async def _models(self) -> list[_Served]:
+        client = self._client.with_options(max_retries=1, timeout=LOOK_SECONDS)
+        try:
+            raw = await client.models.with_raw_response.list()
+            return msgspec.json.decode(raw.content, type=_Models).data
+        except (self._openai.OpenAIError, msgspec.DecodeError):
+            return []
+
     def request(
         self,
-        messages: Sequence[dict[str, str]],
+        sent: Sent,
         stream: tuple[int, ...],
         tokens: int,
         sampling: Sampling,
@@ -157,14 +192,19 @@ class Endpoint:
         """Ask in the background for a reply of so many tokens at most."""
         asked = {
             "model": self.settings.model,
-            "messages": list(messages),
+            "messages": list(sent.messages),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": seed_of(stream),
             self.settings.length_field: tokens,
         }
+        if sent.tools:
+            asked["tools"] = sent.tools
         # Fields that OpenAI's own interface lacks are sent only where they say something.
         more = {"top_k": sampling.top_k, "min_p": sampling.min_p}
+        if sampling.greedy:
+            asked |= {"temperature": 0.0, "top_p": 1.0}
+            more = {}
         asked["extra_body"] = {name: value for name, value in more.items() if value}
         return asyncio.run_coroutine_threadsafe(self._reply(asked), self._loop)
 
@@ -217,7 +257,9 @@ class Endpoint:
         self.tally.prompt_tokens += used.prompt_tokens
         self.tally.completion_tokens += used.completion_tokens
         stop = StopReason.LENGTH if choice.finish_reason == "length" else StopReason.STOP
-        said = Generation(ids=(), logp=(), text=choice.message.content or "", stop=stop)
+        calls = [(c.function.name, c.function.arguments) for c in choice.message.tool_calls or ()]
+        text = as_text(choice.message.content or "", calls)
+        said = Generation(ids=(), logp=(), text=text, stop=stop, tokens=used.completion_tokens)
         return _Reply(said, used=used.prompt_tokens + used.completion_tokens)
 
     def _refused(self, error: Any) -> _Reply:
@@ -260,16 +302,16 @@ class EndpointDialogues:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._said: list[list[dict[str, str]]] = []
+        self._sent: list[Sent] = []
         self._used: list[int] = []  # tokens of each dialogue, as far as the server told
         self._failure: dict[int, EndpointFailure] = {}
         self._asked: dict[int, concurrent.futures.Future[_Reply]] = {}
         self._came: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    def open(self) -> int:
-        self._said.append([])
+    def open(self, tools: Sequence[Mapping[str, Any]] = ()) -> int:
+        self._sent.append(Sent(tools))
         self._used.append(0)
-        return len(self._said) - 1
+        return len(self._sent) - 1
 
     def ask(
         self,
@@ -279,11 +321,12 @@ class EndpointDialogues:
         budget: Budget,
     ) -> None:
         """Say something in a dialogue and ask for a reply, which `answers` gives."""
-        self._said[dialogue] += [wire_form(message) for message in messages]
+        for message in messages:
+            self._sent[dialogue].append(message)
         room = budget.context - self._used[dialogue]
         if room > 0:
             tokens = min(budget.reply, room)
-            asked = self._endpoint.request(self._said[dialogue], stream, tokens, budget.sampling)
+            asked = self._endpoint.request(self._sent[dialogue], stream, tokens, budget.sampling)
         else:
             asked = concurrent.futures.Future()
             asked.set_result(_Reply(None))
@@ -307,7 +350,7 @@ class EndpointDialogues:
 
     def _take(self, dialogue: int, reply: _Reply) -> Generation | None:
         if reply.said is not None:
-            self._said[dialogue].append({"role": "assistant", "content": reply.said.text})
+            self._sent[dialogue].append(Message(role="assistant", content=reply.said.text))
             self._used[dialogue] = reply.used
         if reply.failure is not None:
             self._failure[dialogue] = reply.failure
@@ -326,15 +369,7 @@ class EndpointDialogues:
         for dialogue in dialogues:
             if asked := self._asked.pop(dialogue, None):
                 asked.cancel()
-            self._said[dialogue] = []
-
-
-def wire_form(message: Message) -> dict[str, str]:
-    """A message as servers take it: without calls they know of, what tools say is the user's."""
-    if message.role == "tool":
-        content = f"<tool_response>\n{message.content}\n</tool_response>"
-        return {"role": "user", "content": content}
-    return {"role": message.role, "content": message.content}
+            self._sent[dialogue] = Sent()
 
 
 def seed_of(stream: tuple[int, ...]) -> int:

@@ -410,8 +410,12 @@ def _replies(replies: Sequence[_Reply | None], rows: int) -> decoding.Replies:
         if reply:
             stream_RI[row], how = reply.stream, reply.how
             count_R[row], budget_R[row] = len(reply.ids), reply.budget
-            temperature_R[row], top_p_R[row] = how.temperature, how.top_p
-            top_k_R[row], min_p_R[row] = how.top_k, how.min_p
+            if how.temperature >= sampling.GREEDY_BELOW:
+                temperature_R[row] = how.temperature
+            if how.greedy:
+                top_k_R[row] = 1
+            else:
+                top_p_R[row], top_k_R[row], min_p_R[row] = how.top_p, how.top_k, how.min_p
     how = sampling.Rows(temperature_R, top_p_R, top_k_R, min_p_R)
     return decoding.Replies(stream_RI, count_R, budget_R, how)
 

@@ -9,11 +9,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+GREEDY_BELOW = 0.01  # temperatures under this are greedy: dividing by them overflows
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
     """How a reply is sampled. Truncation comes after the temperature: top-k, then top-p, min-p.
 
+    At a temperature of 0 a reply is made of the most probable tokens; of equal ones the first.
     Raises ValueError where a value is out of its range.
     """
 
@@ -24,7 +27,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, good, range_ in (
-            ("temperature", 0 < self.temperature < math.inf, "above 0"),
+            ("temperature", 0 <= self.temperature < math.inf, "0 or more"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("top_k", self.top_k >= 0, "0 or more"),
             ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
@@ -33,9 +36,14 @@ class Sampling:
                 raise ValueError(f"{name} must be {range_}, not {getattr(self, name)}")
 
     @property
+    def greedy(self) -> bool:
+        """Whether there is nothing to draw."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+    @property
     def truncates(self) -> bool:
         """Whether some tokens may be ruled out."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+        return self.greedy or self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 class Draw(NamedTuple):
@@ -77,7 +85,10 @@ def draw(logits_BV: jax.Array, keys_B: jax.Array, rows: Rows, *, truncated: bool
 
 
 def truncate(logp_BV: jax.Array, rows: Rows) -> jax.Array:
-    """Log-probabilities after ruling tokens out, -inf for those; ties with the last one stay in."""
+    """Log-probabilities after ruling tokens out, -inf for those.
+
+    Ties with the last one stay in, but of one token, which is the first of the most probable.
+    """
     sorted_BV = jnp.sort(logp_BV, axis=-1, descending=True)
     rank_V = jnp.arange(logp_BV.shape[-1])
     in_k_BV = (rows.top_k_B[:, None] == 0) | (rank_V[None, :] < rows.top_k_B[:, None])
@@ -87,7 +98,9 @@ def truncate(logp_BV: jax.Array, rows: Rows) -> jax.Array:
     in_p_BV = in_k_BV & ((before_BV < rows.top_p_B[:, None]) | (rank_V == 0)[None, :])
     least_B = jnp.min(jnp.where(in_p_BV, sorted_BV, jnp.inf), axis=-1)
     least_B = jnp.maximum(least_B, sorted_BV[:, 0] + jnp.log(rows.min_p_B))
-    kept_BV = jnp.where(logp_BV >= least_B[:, None], logp_BV, -jnp.inf)
+    first_BV = rank_V[None, :] == jnp.argmax(logp_BV, axis=-1)[:, None]
+    in_BV = jnp.where(rows.top_k_B[:, None] == 1, first_BV, logp_BV >= least_B[:, None])
+    kept_BV = jnp.where(in_BV, logp_BV, -jnp.inf)
     return jax.nn.log_softmax(kept_BV, axis=-1)
 
 

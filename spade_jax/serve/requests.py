@@ -17,7 +17,6 @@ from msgspec import Meta
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message
 
-GREEDY_BELOW = 0.01  # temperatures under this are greedy: dividing by them overflows
 MAX_STOPS = 16
 MAX_CHOICES = 128
 
@@ -95,11 +94,8 @@ class _Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self) -> Sampling:
-        temperature = 1.0 if self.temperature is None else self.temperature
-        if temperature < GREEDY_BELOW:
-            return Sampling(top_k=1)
         return Sampling(
-            temperature=temperature,
+            temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(self.top_k or 0, 0),
             min_p=self.min_p or 0.0,

@@ -98,8 +98,8 @@ def test_a_uniform_number_of_nearly_one_finds_a_weight() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("temperature", 0.0, "temperature must be above 0, not 0.0"),
-        ("temperature", float("nan"), "temperature must be above 0"),
+        ("temperature", -0.5, "temperature must be 0 or more, not -0.5"),
+        ("temperature", float("nan"), "temperature must be 0 or more"),
         ("top_p", 0.0, "top_p must be above 0 and at most 1"),
         ("top_p", 1.1, "top_p must be above 0 and at most 1"),
         ("top_k", -1, "top_k must be 0 or more"),

@@ -139,7 +139,7 @@ def test_sampling_is_what_was_asked_for(tokenizer: ChatTokenizer) -> None:
     assert [sampling for _, sampling in sampler.asked] == [
         Sampling(),
         Sampling(temperature=0.5, top_p=0.25, top_k=7, min_p=0.125),
-        Sampling(top_k=1),
+        Sampling(temperature=0),
     ]
 
 
