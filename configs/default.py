@@ -269,6 +269,12 @@ def get_config() -> config_dict.ConfigDict:
     c.evaluation.every = 50  # iterations; 0: only before and after
     c.evaluation.per_level = 12  # held-out instances of each family and level
     c.evaluation.seed = 7
+    # Benchmarks of spade_jax.evaluate that are run as well, by name (reasoning_gym, ...).
+    c.evaluation.suites = ()
+    c.evaluation.limit = 0  # items of each of their groups; 0: all
+    c.evaluation.plays = 0  # of an item; 0: as many as the suite says
+    c.evaluation.reply_tokens = 0  # most of a reply in them; 0: as the suite says
+    c.evaluation.data = ""  # file or folder of their items, where they need some
 
     c.log = config_dict.ConfigDict()
     c.log.episodes = 16  # transcripts kept per iteration; -1 keeps all

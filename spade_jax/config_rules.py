@@ -194,6 +194,9 @@ RANGES: dict[str, Range] = {
     "evaluation.every": NOT_NEGATIVE,
     "evaluation.per_level": COUNT,
     "evaluation.seed": NOT_NEGATIVE,
+    "evaluation.limit": NOT_NEGATIVE,
+    "evaluation.plays": NOT_NEGATIVE,
+    "evaluation.reply_tokens": NOT_NEGATIVE,
     "log.episodes": Range(-1),
 }
 

@@ -15,17 +15,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import re
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import rich.console
-import rich.progress
 from absl import flags
 from ml_collections import config_dict
 
@@ -33,11 +30,12 @@ from spade_jax import limits, weights
 from spade_jax import run as run_setup
 from spade_jax.design.families import LEVELS
 from spade_jax.envs.sandbox import Sandbox
-from spade_jax.evals import catalog, compare, heldout, results, runner
+from spade_jax.evals import catalog, compare, evaluation, heldout, results
 from spade_jax.evals.catalog import Opener, Options
-from spade_jax.evals.results import Plays, Skipped
+from spade_jax.evals.evaluation import Configured
+from spade_jax.evals.results import Plays
 from spade_jax.evals.runner import Result
-from spade_jax.evals.suites import MODEL, USER, Item, Settings, Suite
+from spade_jax.evals.suites import MODEL, USER, Settings
 from spade_jax.policy import endpoint as endpoints
 from spade_jax.policy import sharding
 from spade_jax.policy.conversation import Policy, Speaker
@@ -49,7 +47,6 @@ from spade_jax.types import Arm, Role, UsageError
 
 FLAGS = flags.FLAGS
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
-QUIET_SECONDS = 30.0  # between two lines of progress where no terminal shows it
 
 
 # -- suites -----------------------------------------------------------------------------------
@@ -72,7 +69,8 @@ def openers(c: config_dict.ConfigDict, names: Sequence[str], arm: Arm) -> dict[s
 
 def overridden(settings: Settings) -> Settings:
     """A suite's settings with those that flags give in their place."""
-    given = {name: FLAGS[name].value for name in SAMPLING if FLAGS[name].value is not None}
+    given = {name: getattr(FLAGS, name) for name in SAMPLING}
+    given = {name: value for name, value in given.items() if value is not None}
     try:
         sampling = dataclasses.replace(settings.sampling, **given)
     except ValueError as error:
@@ -86,46 +84,20 @@ def overridden(settings: Settings) -> Settings:
     )
 
 
-def chosen(items: Sequence[Item], limit: int) -> list[Item]:
-    """The first `limit` items of every group; all of them without a limit."""
-    counts: dict[str, int] = {}
-    taken = []
-    for item in items:
-        counts[item.group] = counts.get(item.group, 0) + 1
-        if not limit or counts[item.group] <= limit:
-            taken.append(item)
-    return taken
-
-
-@dataclasses.dataclass(frozen=True)
-class Configured:
-    """A suite with other settings than its own."""
-
-    suite: Suite
-    settings: Settings
-
-    @property
-    def name(self) -> str:
-        return self.suite.name
-
-    @property
-    def sandbox(self) -> Sandbox | None:
-        return getattr(self.suite, "sandbox", None)
-
-    def items(self) -> Sequence[Item]:
-        return self.suite.items()
-
-
 # -- who is evaluated -------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Partner:
-    """A speaker, the most tokens of a conversation with it (None: not known), and its name."""
+    """A speaker, the most tokens of a conversation with it (None: not known), and its name.
+
+    `weights` changes where those do.
+    """
 
     speaker: Speaker
     context: int | None
     name: str
+    weights: str = ""
 
 
 @contextlib.contextmanager
@@ -148,7 +120,16 @@ def open_model(c: config_dict.ConfigDict, context: int) -> Iterator[Partner]:
         )
         step = "" if source.step is None else f" at iteration {source.step}"
         name = f"{path or 'the bundled model'}{step}"
-        yield Partner(Policy(sampler, tokenizer), source.model.max_positions, name)
+        yield Partner(
+            Policy(sampler, tokenizer), source.model.max_positions, name, _stamp(source.path)
+        )
+
+
+def _stamp(folder: Path) -> str:
+    """A hash of the names, sizes and times of a folder's files."""
+    stats = [(str(p.relative_to(folder)), p.stat()) for p in folder.rglob("*") if p.is_file()]
+    told = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager
@@ -171,78 +152,16 @@ def seats(c: config_dict.ConfigDict) -> int:
 # -- one evaluation ---------------------------------------------------------------------------
 
 
-class Progress:
-    """Shows how many plays are over: a bar on a terminal, else a line now and then."""
-
-    def __init__(self, name: str, total: int) -> None:
-        self._name, self._total, self._done, self._won, self._failed = name, total, 0, 0, 0
-        console = rich.console.Console(stderr=True)
-        self._bar = rich.progress.Progress(console=console, disable=not console.is_terminal)
-        self._task = self._bar.add_task(name, total=total)
-        self._lines, self._shown = not console.is_terminal, time.monotonic()
-
-    def __enter__(self) -> Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
-
-    def add(self, result: Result) -> None:
-        self._done += 1
-        self._won += result.won
-        self._failed += bool(result.failed)
-        told = f"{self._name}: {self._won} won, {self._failed} failed"
-        self._bar.update(self._task, advance=1, description=told)
-        now = time.monotonic()
-        if self._lines and (now - self._shown > QUIET_SECONDS or self._done == self._total):
-            self._shown = now
-            print(f"{told}, {self._done} of {self._total}", file=sys.stderr, flush=True)
-
-
-def run_suite(
-    suite: Suite, items: Sequence[Item], speakers: Mapping[str, Speaker], plays: Plays, **how: Any
-) -> None:
-    """Make the plays of a suite that are still missing."""
-    missing = [
-        (item, number)
-        for number in range(suite.settings.plays)
-        for item in items
-        if plays.missing(suite.name, item.id, number)
-    ]
-    if not missing:
-        return
-    with Progress(suite.name, len(missing)) as progress:
-
-        def note(result: Result) -> None:
-            plays.add(result)
-            progress.add(result)
-
-        runner.run(suite, missing, speakers, note=note, **how)
-
-
-def too_short(suite: Suite, partner: Partner) -> Skipped | None:
-    """Why a suite does not fit the model, if it does not."""
-    needed = suite.settings.context
-    if partner.context is None or partner.context >= needed:
-        return None
-    reason = (
-        f"its conversations take up to {needed} tokens, but {partner.name} has {partner.context}; "
-        "lower --reply_tokens or --context to run it nevertheless"
-    )
-    return Skipped(suite=suite.name, reason=reason)
-
-
 def evaluate(c: config_dict.ConfigDict, names: Sequence[str], folder: Path) -> int:
     """Run suites and write and print what comes of them; the exit code."""
     began, arm = time.monotonic(), Arm[FLAGS.arm.upper()]
     options = Options(data=Path(FLAGS.data) if FLAGS.data else None)
     with contextlib.ExitStack() as stack:
-        suites: list[Suite] = []
+        suites: list[Configured] = []
         for opener in openers(c, names, arm).values():
             suite = stack.enter_context(opener(options))
             suites.append(Configured(suite, overridden(suite.settings)))
-        items = {suite.name: chosen(suite.items(), FLAGS.limit) for suite in suites}
+        items = {suite.name: evaluation.chosen(suite.items(), FLAGS.limit) for suite in suites}
         if FLAGS.endpoint:
             opened = open_endpoint(c, FLAGS.endpoint, FLAGS.served_model)
         else:
@@ -254,46 +173,38 @@ def evaluate(c: config_dict.ConfigDict, names: Sequence[str], folder: Path) -> i
             speakers[USER] = stack.enter_context(user).speaker
         about = {
             "model": partner.name,
+            "weights": partner.weights,
             "user": FLAGS.user_endpoint and f"{FLAGS.user_model} at {FLAGS.user_endpoint}",
             "seed": c.evaluation.seed,
-            "arm": str(arm),
-            "limit": FLAGS.limit,
-            "suites": {suite.name: results.settings_of(suite.settings) for suite in suites},
+            "suites": {suite.name: results.about_suite(suite.settings) for suite in suites},
         }
-        skipped = [s for suite in suites if (s := too_short(suite, partner))]
+        if "heldout" in names:
+            about["heldout"] = {"arm": str(arm), "per_level": c.evaluation.per_level}
+            about["heldout"] |= c.play.to_dict() | {"prompts": c.design.prompts}
+        skipped = [
+            each
+            for suite in suites
+            if (each := evaluation.too_short(suite, partner.context, partner.name))
+        ]
+        left_out = [each.suite for each in skipped]
+        suites = [suite for suite in suites if suite.name not in left_out]
         with Plays(folder, about) as plays:
-            for suite in suites:
-                if suite.name in [each.suite for each in skipped]:
-                    continue
-                run_suite(
-                    suite,
-                    items[suite.name],
-                    speakers,
-                    plays,
-                    seed=c.evaluation.seed,
-                    seats=seats(c),
-                    patient=not FLAGS.endpoint and c.schedule != "overlap",
-                )
-            ended = in_order(suites, items, plays)
+            evaluation.run_suites(
+                suites,
+                items,
+                speakers,
+                plays,
+                seed=c.evaluation.seed,
+                seats=seats(c),
+                patient=not FLAGS.endpoint and c.schedule != "overlap",
+            )
+            ended = evaluation.in_order(suites, items, plays)
     columns = results.write(folder, about, ended, skipped)
     print("\n".join([f"{partner.name}:", *results.table(columns, skipped)]))
     if any(result.suite == "heldout" for result in ended):
         print("\n".join(families([r for r in ended if r.suite == "heldout"], str(arm))))
     print(f"{folder / results.FILE} has every play; {time.monotonic() - began:.0f} s")
     return 0
-
-
-def in_order(
-    suites: Sequence[Suite], items: Mapping[str, Sequence[Item]], plays: Plays
-) -> list[Result]:
-    """The plays that were made, in the order of suites, items and numbers."""
-    keys = (
-        (suite.name, item.id, number)
-        for suite in suites
-        for item in items[suite.name]
-        for number in range(suite.settings.plays)
-    )
-    return [plays.done[key] for key in keys if key in plays.done]
 
 
 def families(ended: Sequence[Result], arm: str) -> list[str]:

@@ -105,6 +105,8 @@ METRICS: dict[str, Metric] = {
     "evaluation/stderr": Metric("standard error of the held-out success", "share"),
     "evaluation/<family>/success": Metric("the same, of this family", "share"),
     "evaluation/level/<level>/success": Metric("the same, of this difficulty", "share"),
+    "evaluation/suite/<column>/success": Metric("share of a benchmark's plays won", "share"),
+    "evaluation/suite/<column>/failed": Metric("of these, plays without a score", "plays"),
     "health/alarms": Metric("alarms that are raised", "alarms"),
     "memory/size": Metric("records remembered", "records"),
     "memory/skill_entropy": Metric("how evenly the records are spread over skills", "nats"),

@@ -31,6 +31,7 @@ from spade_jax import (
     convert,
     epoch,
     health,
+    in_loop,
     limits,
     measures,
     record,
@@ -175,12 +176,15 @@ class Interruption:
 
 
 def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Mapping[str, Value]:
-    """Play the held-out set with these weights, or their mean, and write down each outcome."""
-    c = run.config
+    """Play the held-out set with these weights, or their mean, and write down each outcome.
+
+    Benchmarks that the config names follow.
+    """
+    c, policy = run.config, run.policy(state.averaged())
     items = run_setup.held_out(run)
     with run.timer.stage("evaluate"):
         episodes = heldout.play_held_out(
-            run.policy(state.averaged()),
+            policy,
             run.sandbox,
             items,
             limits.play_rules(c),
@@ -195,7 +199,9 @@ def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Ma
             "fill it before the first reply; raise --config.play.context, in a new --workdir"
         )
     record.write_evaluation(workdir, iteration, items, episodes)
-    return measures.of_evaluation(items, episodes)
+    with run.timer.stage("evaluate"):
+        suites = in_loop.evaluate(c, policy, workdir / "evaluation" / f"{iteration:06d}")
+    return measures.of_evaluation(items, episodes) | suites
 
 
 def open_trackers(c: config_dict.ConfigDict, workdir: Path, step: int) -> list[Tracker]:

@@ -19,6 +19,7 @@ import msgspec
 from spade_jax import jsonl
 from spade_jax.evals.intervals import mean
 from spade_jax.evals.runner import Result
+from spade_jax.evals.suites import Settings
 from spade_jax.types import UsageError, dataclass
 
 FILE, PLAYS, ABOUT = "results.json", "plays.jsonl", "evaluation.json"
@@ -89,30 +90,39 @@ class Plays:
 
 
 def _agree(folder: Path, about: Mapping[str, Any]) -> None:
-    """Write down what is evaluated, or see that it is what was evaluated there before."""
+    """Write down what is evaluated, or see that it agrees with what was evaluated there before.
+
+    Suites may be added.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ABOUT
     about = json.loads(json.dumps(about))
-    if not path.exists():
-        _write(path, about)
-        return
-    try:
-        there = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(
-            f"{path} is damaged ({error}); choose another --output, or remove that folder"
-        ) from None
+    there = _known(path)
     here, known = _flat(about), _flat(there)
     different = [
-        f"{name} is {known.get(name, 'absent')} there and {here.get(name, 'absent')} here"
-        for name in dict.fromkeys([*here, *known])
-        if here.get(name) != known.get(name)
+        f"{name} is {known[name]} there and {here[name]} here"
+        for name in here
+        if name in known and here[name] != known[name]
     ]
     if different:
         raise UsageError(
             f"{folder} holds another evaluation ({'; '.join(different)}): choose another --output, "
             "or the same settings to go on"
         )
+    suites = there.get("suites", {}) | about.get("suites", {})
+    _write(path, about | {"suites": suites})
+
+
+def _known(path: Path) -> dict[str, Any]:
+    """What was evaluated before; {} where nothing was."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UsageError(
+            f"{path} is damaged ({error}); choose another --output, or remove that folder"
+        ) from None
 
 
 def _flat(tree: Any, name: str = "") -> dict[str, Any]:
@@ -129,6 +139,13 @@ def _write(path: Path, content: Any) -> None:
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     draft.replace(path)
+
+
+def about_suite(settings: Settings) -> dict[str, Any]:
+    """What must stay the same of a suite's settings; plays may be added."""
+    kept = dataclasses.asdict(settings)
+    del kept["plays"]
+    return kept
 
 
 def write(
@@ -233,8 +250,3 @@ def table(columns: Sequence[Column], skipped: Sequence[Skipped]) -> list[str]:
     if skipped:
         lines.append(f"{len(skipped)} suite{'s' if len(skipped) > 1 else ''} skipped")
     return lines
-
-
-def settings_of(settings: Any) -> dict[str, Any]:
-    """A suite's settings as plain data."""
-    return dataclasses.asdict(settings)
