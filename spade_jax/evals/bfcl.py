@@ -1,0 +1,300 @@
+"""BFCL v4 multi-turn: tools called over several turns, judged by the state they leave.
+
+Data and simulators are those of the package bfcl-eval (Berkeley Function Calling Leaderboard,
+github.com/ShishirPatil/gorilla); how an entry is played and judged follows its `base_handler`,
+`multi_turn_checker` and `eval_runner`, in code of our own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import json
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spade_jax.evals import calls
+from spade_jax.evals.calls import Call
+from spade_jax.evals.suites import Course, Item, Outcome, Say, Settings, Tools, Work
+from spade_jax.evals.worlds import Part, Simulators, WorldLost, Worlds, attempt
+from spade_jax.policy.sampling import Sampling
+from spade_jax.types import Message, UsageError, dataclass
+
+CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
+MEND = "run bash launch/install_eval.sh, which installs bfcl-eval"
+MODEL, TRUTH = "model", "truth"  # the two worlds of an entry
+
+
+@dataclass
+class Source:
+    """Where entries, documents of tools and simulators are, and what the package fixes.
+
+    `steps` are the most replies with calls in a turn; `revealed` is what the user says where a
+    function that was withheld is shown.
+    """
+
+    data: Path
+    imports: Path  # where Python finds the modules
+    documents: Mapping[str, str]  # class -> file in multi_turn_func_doc
+    modules: Mapping[str, str]  # class -> module
+    stateless: Collection[str]  # classes without a scenario to load
+    steps: int
+    revealed: str
+
+
+def package() -> Path:
+    """The folder of bfcl-eval; a UsageError where it is not installed. Nothing is imported."""
+    spec = importlib.util.find_spec("bfcl_eval")
+    if spec is None or not spec.submodule_search_locations:
+        raise UsageError(f"the suites of BFCL need the package bfcl-eval; {MEND}")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def installed() -> Source:
+    """The source in the installed package."""
+    folder = package()
+    try:
+        backend = importlib.import_module("bfcl_eval.constants.executable_backend_config")
+        texts = importlib.import_module("bfcl_eval.constants.default_prompts")
+        return Source(
+            data=folder / "data",
+            imports=folder.parent,
+            documents=backend.MULTI_TURN_FUNC_DOC_FILE_MAPPING,
+            modules=backend.CLASS_FILE_PATH_MAPPING,
+            stateless=backend.STATELESS_CLASSES,
+            steps=texts.MAXIMUM_STEP_LIMIT,
+            revealed=texts.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC,
+        )
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"this bfcl-eval is not the one wanted ({error}); {MEND}") from None
+
+
+# -- entries ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Entry:
+    """One conversation: by turn what the user says, the tools on offer and the true calls."""
+
+    id: str
+    category: str
+    turns: tuple[tuple[Message, ...], ...]
+    tools: tuple[Tools, ...]
+    truth: tuple[tuple[Call, ...], ...]
+    parts: tuple[Part, ...]
+
+
+def entries(source: Source, category: str) -> list[Entry]:
+    """The entries of a category in their order; a UsageError where the data are damaged."""
+    name = f"BFCL_v4_multi_turn_{category}.json"
+    file, answers = source.data / name, source.data / "possible_answer" / name
+    fields = ("id", "question", "initial_config", "involved_classes")
+    given = calls.read_lines(file, MEND, fields)
+    truths = calls.read_lines(answers, MEND, ("id", "ground_truth"))
+    tools = functools.cache(functools.partial(_tools, source))
+    return [
+        _entry(source, category, entry, truth, tools)
+        for entry, truth in calls.with_answers(given, truths, answers, MEND)
+    ]
+
+
+def _tools(source: Source, name: str) -> Tools:
+    """The functions of a class, as they are offered."""
+    if name not in source.documents or name not in source.modules:
+        raise UsageError(f"BFCL's data name {name}, of which there is no simulator; {MEND}")
+    file = source.data / "multi_turn_func_doc" / source.documents[name]
+    return tuple(map(calls.tool, calls.read_lines(file, MEND, ("name", "parameters"))))
+
+
+def _entry(
+    source: Source,
+    category: str,
+    entry: Mapping[str, Any],
+    truth: Sequence[Sequence[str]],
+    tools_of: Callable[[str], Tools],
+) -> Entry:
+    classes, initial = entry["involved_classes"], entry["initial_config"]
+    offered = [tool for name in classes for tool in tools_of(name)]
+    withheld = entry.get("missed_function", {})
+    later = {name: int(turn) for turn, names in withheld.items() for name in names}
+    shown = [t for t in offered if t["function"]["name"] not in later]
+    tools, turns = [], []
+    for number, said in enumerate(entry["question"]):
+        shown = shown + [t for t in offered if later.get(t["function"]["name"]) == number]
+        tools.append(tuple(shown))
+        turns.append(tuple(Message(role=m["role"], content=m["content"]) for m in said))
+    if len(turns) != len(truth):
+        raise UsageError(f"{entry['id']} of BFCL has {len(truth)} answers to its turns; {MEND}")
+    return Entry(
+        id=entry["id"],
+        category=category,
+        turns=tuple(turns),
+        tools=tuple(tools),
+        truth=tuple(tuple(map(calls.read_call, turn)) for turn in truth),
+        parts=tuple(
+            Part(
+                name=name,
+                module=source.modules[name],
+                scenarios=() if name in source.stateless else (initial.get(name, {}),),
+                long_context=category == "long_context",
+            )
+            for name in classes
+        ),
+    )
+
+
+# -- playing ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Played:
+    """What the model did so far: calls by turn, and all that they answered."""
+
+    calls: list[list[Call]] = dataclasses.field(default_factory=list)
+    answers: list[str] = dataclasses.field(default_factory=list)
+
+    def outcome(self, why: str = "", *, failed: str = "") -> Outcome:
+        """Won where nothing says why not."""
+        made = [[{"name": c.name, "arguments": c.named} for c in turn] for turn in self.calls]
+        return Outcome(
+            score=float(not why and not failed),
+            won=not why and not failed,
+            answer=json.dumps(made),
+            failed=failed,
+            details={"turns": len(self.calls), "lost": why},
+        )
+
+
+def course(entry: Entry, source: Source, simulators: Simulators) -> Course:
+    """An entry's course. A world for the model and one for the truth; a turn that fails ends it."""
+    worlds = yield Work(do=attempt(simulators.open))
+    if isinstance(worlds, WorldLost):
+        return _Played().outcome(failed=str(worlds))
+    try:
+        return (yield from _conversation(entry, source, worlds))
+    finally:
+        worlds.close()
+
+
+def _conversation(entry: Entry, source: Source, worlds: Worlds) -> Course:
+    played = _Played()
+    for world in (MODEL, TRUTH):
+        built = yield Work(do=attempt(functools.partial(worlds.build, world, entry.parts)))
+        if isinstance(built, WorldLost):
+            return played.outcome(failed=str(built))
+    for number, truth in enumerate(entry.truth):
+        said = entry.turns[number] or (Message(role="user", content=source.revealed),)
+        played.calls.append([])
+        fresh = number == 0 or entry.tools[number] != entry.tools[number - 1]
+        why = yield from _turn(
+            Say(messages=said, tools=entry.tools[number] if fresh else None),
+            entry.tools[number],
+            source.steps,
+            worlds,
+            played,
+        )
+        if why:
+            return played.outcome(why)
+        try:
+            why = yield from _judge(truth, worlds, played)
+        except WorldLost as error:
+            return played.outcome(failed=str(error))
+        if why:
+            return played.outcome(why)
+    return played.outcome()
+
+
+def _turn(
+    say: Say, tools: Tools, steps: int, worlds: Worlds, played: _Played
+) -> Generator[Say | Work, Any, str]:
+    """Replies until one holds no call that can be read; why the entry is lost, if it is."""
+    for step in range(steps + 1):
+        reply = yield say
+        if reply is None:
+            return "no room in the context"
+        made = calls.made(reply.text, tools)
+        if not made:
+            return ""
+        if step == steps:
+            break
+        answers = yield Work(do=attempt(functools.partial(worlds.call, MODEL, made)))
+        if isinstance(answers, WorldLost):
+            return str(answers)
+        played.calls[-1] += made
+        played.answers += answers
+        say = Say(messages=tuple(Message(role="tool", content=answer) for answer in answers))
+    return f"calls after {steps} steps"
+
+
+def _judge(truth: Sequence[Call], worlds: Worlds, played: _Played) -> Generator[Work, Any, str]:
+    """Why the turn is lost, if it is; a turn without true calls is not judged.
+
+    The attributes of both worlds must agree, and what the true calls answer must be among all that
+    the model was answered so far, each as often.
+    """
+    answers = yield Work(do=attempt(functools.partial(worlds.call, TRUTH, truth)))
+    if isinstance(answers, WorldLost):
+        raise answers
+    if not truth:
+        return ""
+    if not played.calls[-1]:
+        return "no call in a turn that needs one"
+    differ = yield Work(do=attempt(functools.partial(worlds.differences, MODEL, TRUTH)))
+    if isinstance(differ, WorldLost):
+        raise differ
+    if differ:
+        return f"state: {', '.join(differ)}"
+    left = list(played.answers)
+    for answer in answers:
+        if answer not in left:
+            return f"answer missing: {answer[:200]}"
+        left.remove(answer)
+    return ""
+
+
+# -- the suite --------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiTurn:
+    """BFCL v4 multi-turn: 800 entries in four categories of 200.
+
+    Settings of bfcl-eval 2026.3.23: temperature 0.001, at most 4,096 tokens a reply
+    (`base_oss_handler`), at most 20 replies with calls a turn (`default_prompts`), no system
+    prompt for models that call tools natively. Of the context it says nothing: 32,768 is ours. An
+    entry is won where every turn is; a reply with a call that cannot be read ends its turn.
+    """
+
+    source: Source
+    simulators: Simulators
+    entries: tuple[Entry, ...]
+    name: str = "bfcl_multi_turn"
+    settings: Settings = Settings(  # noqa: RUF009 - frozen, all the way down
+        plays=1, sampling=Sampling(temperature=0.001), reply=4096, context=32768
+    )
+
+    def items(self) -> Sequence[Item]:
+        return [
+            Item(
+                id=entry.id,
+                group=entry.category,
+                course=lambda play, entry=entry: course(entry, self.source, self.simulators),
+            )
+            for entry in self.entries
+        ]
+
+
+@contextlib.contextmanager
+def multi_turn(
+    categories: Sequence[str] = CATEGORIES, source: Source | None = None
+) -> Iterator[MultiTurn]:
+    """The suite of these categories, from the installed package unless a source is given."""
+    source = source or installed()
+    chosen = tuple(entry for each in categories for entry in entries(source, each))
+    modules = sorted({part.module for entry in chosen for part in entry.parts})
+    with Simulators(modules, [source.imports], MEND) as simulators:
+        yield MultiTurn(source, simulators, chosen)
