@@ -17,10 +17,11 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from pathlib import Path
 from typing import Any
 
+from spade_jax.envs.sandbox import Sandbox
 from spade_jax.evals import calls
 from spade_jax.evals.calls import Call
 from spade_jax.evals.suites import Course, Item, Outcome, Say, Settings, Tools, Work
-from spade_jax.evals.worlds import Part, Simulators, WorldLost, Worlds, attempt
+from spade_jax.evals.worlds import Part, Simulators, WorldLost, Worlds
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError, dataclass
 
@@ -157,55 +158,38 @@ class _Played:
     calls: list[list[Call]] = dataclasses.field(default_factory=list)
     answers: list[str] = dataclasses.field(default_factory=list)
 
-    def outcome(self, why: str = "", *, failed: str = "") -> Outcome:
+    def outcome(self, why: str = "") -> Outcome:
         """Won where nothing says why not."""
         made = [[{"name": c.name, "arguments": c.named} for c in turn] for turn in self.calls]
         return Outcome(
-            score=float(not why and not failed),
-            won=not why and not failed,
+            score=float(not why),
+            won=not why,
             answer=json.dumps(made),
-            failed=failed,
             details={"turns": len(self.calls), "lost": why},
         )
 
 
 def course(entry: Entry, source: Source, simulators: Simulators) -> Course:
-    """An entry's course. A world for the model and one for the truth; a turn that fails ends it."""
-    worlds = yield Work(do=attempt(simulators.open))
-    if isinstance(worlds, WorldLost):
-        return _Played().outcome(failed=str(worlds))
+    """An entry's course, in a world for the model and one for the truth; it ends where it is lost.
+
+    Raises WorldLost where something other than the model's calls broke the worlds.
+    """
+    worlds = yield Work(do=simulators.open)
+    played = _Played()
     try:
-        return (yield from _conversation(entry, source, worlds))
+        yield Work(do=functools.partial(worlds.build, (MODEL, TRUTH), entry.parts))
+        for number, truth in enumerate(entry.truth):
+            said = entry.turns[number] or (Message(role="user", content=source.revealed),)
+            fresh = number == 0 or entry.tools[number] != entry.tools[number - 1]
+            first = Say(messages=said, tools=entry.tools[number] if fresh else None)
+            played.calls.append([])
+            why = yield from _turn(first, entry.tools[number], source.steps, worlds, played)
+            why = why or (yield from _judge(truth, worlds, played))
+            if why:
+                return played.outcome(why)
+        return played.outcome()
     finally:
         worlds.close()
-
-
-def _conversation(entry: Entry, source: Source, worlds: Worlds) -> Course:
-    played = _Played()
-    for world in (MODEL, TRUTH):
-        built = yield Work(do=attempt(functools.partial(worlds.build, world, entry.parts)))
-        if isinstance(built, WorldLost):
-            return played.outcome(failed=str(built))
-    for number, truth in enumerate(entry.truth):
-        said = entry.turns[number] or (Message(role="user", content=source.revealed),)
-        played.calls.append([])
-        fresh = number == 0 or entry.tools[number] != entry.tools[number - 1]
-        why = yield from _turn(
-            Say(messages=said, tools=entry.tools[number] if fresh else None),
-            entry.tools[number],
-            source.steps,
-            worlds,
-            played,
-        )
-        if why:
-            return played.outcome(why)
-        try:
-            why = yield from _judge(truth, worlds, played)
-        except WorldLost as error:
-            return played.outcome(failed=str(error))
-        if why:
-            return played.outcome(why)
-    return played.outcome()
 
 
 def _turn(
@@ -221,9 +205,10 @@ def _turn(
             return ""
         if step == steps:
             break
-        answers = yield Work(do=attempt(functools.partial(worlds.call, MODEL, made)))
-        if isinstance(answers, WorldLost):
-            return str(answers)
+        try:
+            answers = yield Work(do=functools.partial(worlds.call, MODEL, made))
+        except WorldLost as error:
+            return str(error)
         played.calls[-1] += made
         played.answers += answers
         say = Say(messages=tuple(Message(role="tool", content=answer) for answer in answers))
@@ -236,16 +221,11 @@ def _judge(truth: Sequence[Call], worlds: Worlds, played: _Played) -> Generator[
     The attributes of both worlds must agree, and what the true calls answer must be among all that
     the model was answered so far, each as often.
     """
-    answers = yield Work(do=attempt(functools.partial(worlds.call, TRUTH, truth)))
-    if isinstance(answers, WorldLost):
-        raise answers
     if not truth:
         return ""
     if not played.calls[-1]:
         return "no call in a turn that needs one"
-    differ = yield Work(do=attempt(functools.partial(worlds.differences, MODEL, TRUTH)))
-    if isinstance(differ, WorldLost):
-        raise differ
+    answers, differ = yield Work(do=functools.partial(worlds.compare, MODEL, TRUTH, truth))
     if differ:
         return f"state: {', '.join(differ)}"
     left = list(played.answers)
@@ -276,6 +256,7 @@ class MultiTurn:
     settings: Settings = Settings(  # noqa: RUF009 - frozen, all the way down
         plays=1, sampling=Sampling(temperature=0.001), reply=4096, context=32768
     )
+    sandbox: Sandbox | None = None
 
     def items(self) -> Sequence[Item]:
         return [

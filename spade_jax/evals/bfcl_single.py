@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from spade_jax.envs.sandbox import Sandbox
 from spade_jax.evals import calls, matching
 from spade_jax.evals.bfcl import MEND, package
 from spade_jax.evals.suites import Course, Item, Outcome, Say, Settings, Tools
@@ -162,6 +163,7 @@ class SingleTurn:
     settings: Settings = Settings(  # noqa: RUF009 - frozen, all the way down
         plays=1, sampling=Sampling(temperature=0.001), reply=4096, context=16384
     )
+    sandbox: Sandbox | None = None
 
     def items(self) -> Sequence[Item]:
         return [

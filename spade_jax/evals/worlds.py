@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +98,10 @@ class Worlds:
 
     def __init__(self, channel: socket.socket) -> None:
         channel.settimeout(ANSWER_SECONDS)
-        self._channel = channel
+        self._channel, self._answers = channel, channel.makefile("rb")
 
-    def build(self, world: str, parts: Sequence[Part]) -> None:
-        """Make a world of these simulators."""
+    def build(self, worlds: Sequence[str], parts: Sequence[Part]) -> None:
+        """Make worlds of these names, each of all these simulators."""
         classes = [
             {
                 **{"name": part.name, "module": part.module},
@@ -109,53 +109,56 @@ class Worlds:
             }
             for part in parts
         ]
-        self._ask(do="build", world=world, classes=classes)
+        self._ask(*({"do": "build", "world": world, "classes": classes} for world in worlds))
 
     def call(self, world: str, calls: Sequence[Call], *, everywhere: bool = False) -> list[str]:
         """What each call answered; of several simulators with its method the last, or all, do it.
 
         A method that fails, or that there is not, answers with the error.
         """
-        asked = [[call.name, call.values, call.named] for call in calls]
-        return self._ask(do="call", world=world, calls=asked, everywhere=everywhere)
+        return self._ask(_order(world, calls, everywhere))[0]
 
-    def differences(self, world: str, other: str) -> list[str]:
-        """Public attributes of `other` that are not the same in `world`, as Class.attribute."""
-        return self._ask(do="differences", world=world, other=other)
+    def compare(self, world: str, other: str, calls: Sequence[Call]) -> tuple[list[str], list[str]]:
+        """What the calls answer in `other`, and how `world` then differs from it.
+
+        That is the public attributes of `other` that are not the same in `world`, each as
+        Class.attribute.
+        """
+        wanted = {"do": "differences", "world": world, "other": other}
+        answers, differences = self._ask(_order(other, calls), wanted)
+        return answers, differences
 
     def state(self, world: str, attributes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         """Values of these attributes by class, as JSON has them."""
-        return self._ask(do="state", world=world, attributes=attributes)
+        return self._ask({"do": "state", "world": world, "attributes": attributes})[0]
 
     def close(self) -> None:
         """End the conversation's process."""
+        self._answers.close()
         self._channel.close()
 
-    def _ask(self, **order: Any) -> Any:
+    def _ask(self, *orders: Mapping[str, Any]) -> list[Any]:
+        """The answers to orders, sent together."""
+        answers = []
         try:
-            self._channel.sendall(json.dumps(order).encode() + b"\n")
-            answer = json.loads(_read_line(self._channel))
+            self._channel.sendall(b"".join(json.dumps(o).encode() + b"\n" for o in orders))
+            for _ in orders:
+                answers.append(json.loads(self._answers.readline()))
         except TimeoutError as error:
-            self._channel.close()
+            self.close()
             raise WorldLost(f"the simulator gave no answer within {ANSWER_SECONDS:g} s") from error
         except (OSError, ValueError) as error:
-            self._channel.close()
+            self.close()
             raise WorldLost("the process of the simulator has ended") from error
-        if "problem" in answer:
-            raise WorldLost(answer["problem"])
-        return answer["answer"]
+        for answer in answers:
+            if "problem" in answer:
+                raise WorldLost(answer["problem"])
+        return [answer["answer"] for answer in answers]
 
 
-def attempt(do: Callable[[], Any]) -> Callable[[], Any]:
-    """The same work with a lost world as its result."""
-
-    def tried() -> Any:
-        try:
-            return do()
-        except WorldLost as error:
-            return error
-
-    return tried
+def _order(world: str, calls: Sequence[Call], everywhere: bool = False) -> dict[str, Any]:
+    asked = [[call.name, call.values, call.named] for call in calls]
+    return {"do": "call", "world": world, "calls": asked, "everywhere": everywhere}
 
 
 def _read_line(channel: socket.socket) -> bytes:
