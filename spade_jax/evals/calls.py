@@ -89,7 +89,10 @@ def made(reply: str, tools: Sequence[Mapping[str, Any]]) -> tuple[Call, ...]:
 def tool(function: Mapping[str, Any]) -> dict[str, Any]:
     """A benchmark's function in the form that templates and servers take, its types repaired."""
     parameters = {"type": "object", "properties": {}, **function.get("parameters", {})}
-    return {"type": "function", "function": {**function, "parameters": repaired(parameters)}}
+    mended = {**function, "parameters": repaired(parameters)}
+    if isinstance(function.get("response"), Mapping):
+        mended["response"] = repaired(function["response"])
+    return {"type": "function", "function": mended}
 
 
 def repaired(schema: Mapping[str, Any]) -> dict[str, Any]:
