@@ -270,7 +270,7 @@ class MultiTurn:
 
 
 @contextlib.contextmanager
-def multi_turn(
+def open_multi_turn(
     categories: Sequence[str] = CATEGORIES, source: Source | None = None
 ) -> Iterator[MultiTurn]:
     """The suite of these categories, from the installed package unless a source is given."""

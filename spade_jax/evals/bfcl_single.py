@@ -173,13 +173,13 @@ class SingleTurn:
 
 
 @contextlib.contextmanager
-def non_live(data: Path | None = None) -> Iterator[SingleTurn]:
+def open_non_live(data: Path | None = None) -> Iterator[SingleTurn]:
     """The categories that bfcl-eval's authors wrote, from its data or from a folder like that."""
     yield _suite("bfcl_non_live", NON_LIVE, data)
 
 
 @contextlib.contextmanager
-def live(data: Path | None = None) -> Iterator[SingleTurn]:
+def open_live(data: Path | None = None) -> Iterator[SingleTurn]:
     """The categories that users contributed."""
     yield _suite("bfcl_live", LIVE, data)
 

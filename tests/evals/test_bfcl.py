@@ -117,7 +117,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 @pytest.fixture(scope="module")
 def suite(source: Source) -> Iterator[MultiTurn]:
-    with bfcl.multi_turn(("base", "miss_func"), source) as opened:
+    with bfcl.open_multi_turn(("base", "miss_func"), source) as opened:
         yield opened
 
 
@@ -284,7 +284,7 @@ def test_damaged_data(
 def test_simulators_that_cannot_be_imported(source: Source) -> None:
     lacking = dataclasses.replace(source, modules=dict.fromkeys(("Shelf", "Lamp"), "not_there"))
     with pytest.raises(UsageError, match="No module named 'not_there'.*install_eval"):
-        with bfcl.multi_turn(("base",), lacking):
+        with bfcl.open_multi_turn(("base",), lacking):
             pass
 
 
@@ -295,7 +295,7 @@ def test_simulators_that_cannot_be_imported(source: Source) -> None:
 def whole() -> Iterator[MultiTurn]:
     if importlib.util.find_spec("bfcl_eval") is None:
         pytest.skip("bfcl-eval is not installed (launch/install_eval.sh)")
-    with bfcl.multi_turn() as opened:
+    with bfcl.open_multi_turn() as opened:
         yield opened
 
 
