@@ -7,11 +7,12 @@ and raises nothing but `ToolCallError` (and `SyntaxError`, where it says so).
 
 from spade_jax.envs.parsers.boxes import boxed
 from spade_jax.envs.parsers.calls import ToolCall, ToolCallError
-from spade_jax.envs.parsers.programs import extract_code, extract_hint
+from spade_jax.envs.parsers.programs import ANY_PROGRAM, extract_code, extract_hint
 from spade_jax.envs.parsers.replies import answer, parse_action, spoken, tool_calls
 from spade_jax.envs.parsers.syntax import parse_program
 
 __all__ = [
+    "ANY_PROGRAM",
     "ToolCall",
     "ToolCallError",
     "answer",

@@ -7,6 +7,7 @@ import textwrap
 
 from spade_jax.types import CUT_OFF
 
+ANY_PROGRAM = re.compile(r"\S")
 _FENCE = re.compile(r"[ \t]*(`{3,}(?=[^`]*$)|~{3,})(.*)", re.DOTALL)
 _ENV_CLASS = re.compile(r"^[ \t]*class[ \t]+\w*Env\b", re.MULTILINE)
 _PYTHON_TAGS = ([], ["python"], ["py"], ["python3"])
@@ -16,8 +17,8 @@ _HINT = re.compile(r"[ \t>#*_-]*hint[ \t*_]*:[ \t*_]*(.*)", re.IGNORECASE | re.D
 _MAX_QUOTED = 16  # fences that one block may hold in its docstrings
 
 
-def extract_code(reply: str) -> str | None:
-    """The last complete code block that defines a class whose name ends in `Env`.
+def extract_code(reply: str, holds: re.Pattern[str] = _ENV_CLASS) -> str | None:
+    """The last complete code block that `holds` is found in: a class whose name ends in `Env`.
 
     CUT_OFF where there is none and the reply ends within a block or within its thinking, else
     None. Fences inside a docstring do not end a block.
@@ -38,7 +39,7 @@ def extract_code(reply: str) -> str | None:
             return CUT_OFF if begun and code is None else code
         if python:
             block = _block(lines[line:end])
-            code = block if _ENV_CLASS.search(block) else code
+            code = block if holds.search(block) else code
         line = end + 1
     return code
 
