@@ -30,7 +30,7 @@ from spade_jax import limits, weights
 from spade_jax import run as run_setup
 from spade_jax.design.families import LEVELS
 from spade_jax.envs.sandbox import Sandbox
-from spade_jax.evals import catalog, compare, evaluation, heldout, results
+from spade_jax.evals import catalog, compare, evaluation, heldout, intervals, results
 from spade_jax.evals.catalog import Opener, Options
 from spade_jax.evals.evaluation import Configured
 from spade_jax.evals.results import Plays
@@ -210,12 +210,12 @@ def evaluate(c: config_dict.ConfigDict, names: Sequence[str], folder: Path) -> i
 def families(ended: Sequence[Result], arm: str) -> list[str]:
     """The lines that tell success on the held-out set by family and level."""
     wins = [float(result.won) for result in ended]
-    lines = [f"held-out success {heldout.mean(wins)} (95%), {len(wins)} plays, {arm} arm"]
+    lines = [f"held-out success {intervals.mean(wins)} (95%), {len(wins)} plays, {arm} arm"]
     lines.append(f"{'':<12}" + "".join(f"{f'level {v}':>10}" for v in LEVELS) + f"{'all':>10}")
     for family in dict.fromkeys(result.details.get("family", "") for result in ended):
         mine = [result for result in ended if result.details.get("family", "") == family]
         levels = [[r for r in mine if r.details.get("level") == level] for level in LEVELS]
-        cells = [heldout.mean([r.won for r in g]).value if g else None for g in [*levels, mine]]
+        cells = [intervals.mean([r.won for r in g]).value if g else None for g in [*levels, mine]]
         shown = ("-" if cell is None else f"{cell:.0%}" for cell in cells)
         lines.append(f"{family:<12}" + "".join(f"{cell:>10}" for cell in shown))
     return lines

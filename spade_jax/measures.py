@@ -8,7 +8,8 @@ import math
 from collections.abc import Container, Mapping, Sequence
 
 from spade_jax.design.novelty import diversity
-from spade_jax.evals.heldout import Item, by, mean, won
+from spade_jax.evals.heldout import Item, by, won
+from spade_jax.evals.intervals import mean
 from spade_jax.learn.regret import pool_regrets
 from spade_jax.metrics import Value
 from spade_jax.trackers import Shown

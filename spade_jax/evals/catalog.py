@@ -7,7 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from spade_jax.evals import questions, reasoning_gym
+from spade_jax.evals import (
+    bfcl,
+    bfcl_single,
+    games,
+    humaneval,
+    livecodebench,
+    questions,
+    reasoning_gym,
+)
 from spade_jax.evals.suites import Suite
 from spade_jax.types import UsageError, dataclass
 
@@ -25,6 +33,13 @@ SUITES: Mapping[str, Opener] = {
     "aime25": lambda options: questions.open_aime(25, options.data),
     "aime26": lambda options: questions.open_aime(26, options.data),
     "gpqa_diamond": lambda options: questions.open_gpqa(options.data),
+    "livecodebench": lambda options: livecodebench.open_livecodebench(options.data),
+    "humaneval": lambda options: humaneval.open_humaneval(options.data),
+    "bfcl_multi_turn": lambda options: bfcl.open_multi_turn(),
+    "bfcl_non_live": lambda options: bfcl_single.open_non_live(options.data),
+    "bfcl_live": lambda options: bfcl_single.open_live(options.data),
+    "gem_games": lambda options: games.open_games("gem"),
+    "textarena_games": lambda options: games.open_games("textarena"),
 }
 
 

@@ -15,13 +15,9 @@ from spade_jax.design.corpus import Corpus
 from spade_jax.design.families import FAMILIES, LEVELS, sample_program, theme_of
 from spade_jax.envs.sandbox import Sandbox
 from spade_jax.evals import suites
-from spade_jax.evals.intervals import Comparison as Comparison
-from spade_jax.evals.intervals import Mean as Mean
-from spade_jax.evals.intervals import compare as compare
-from spade_jax.evals.intervals import mean as mean
-from spade_jax.evals.suites import Act, Course, Outcome, Say, Settings
-from spade_jax.play.episodes import Job, Rules, open_instance, play, play_seed, script
-from spade_jax.play.table import Ask
+from spade_jax.evals.episodes import normalised, play_one
+from spade_jax.evals.suites import Course, Outcome, Settings
+from spade_jax.play.episodes import Job, Rules, play, play_seed
 from spade_jax.policy.conversation import Speaker
 from spade_jax.types import Arm, Environment, Episode
 
@@ -104,23 +100,10 @@ class HeldOut:
         ]
 
     def _course(self, item: Item, number: int) -> Course:
-        """An episode's own course, its wishes in the words of suites."""
-        instance = open_instance(self.sandbox, item.environment)
         job = Job(item.environment, self.arm, number, item.seed)
-        course, answer = script(job, self.rules, self.seed, -1), None
-        try:
-            while True:
-                wish = course.send(answer)
-                if isinstance(wish, Ask):
-                    answer = yield Say(messages=wish.messages, stream=wish.stream)
-                else:
-                    answer = yield Act(instance=instance, call=wish)
-        except StopIteration as end:
-            episode: Episode = end.value
-        finally:
-            self.sandbox.close_instances([instance])
+        episode = yield from play_one(self.sandbox, job, self.rules, self.seed)
         return Outcome(
-            score=min(max(episode.episode_return or 0.0, 0.0), 1.0),
+            score=normalised(episode),
             won=bool(won(episode)),
             answer=episode.turns[-1].action if episode.turns else None,
             failed=episode.failure.message if episode.failure else "",

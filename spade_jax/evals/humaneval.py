@@ -20,18 +20,12 @@ import msgspec
 
 from spade_jax.envs.parsers import ANY_PROGRAM, extract_code
 from spade_jax.envs.sandbox import Sandbox
-from spade_jax.evals import candidates
+from spade_jax.evals import candidates, questions
 from spade_jax.evals.suites import Course, Item, Outcome, Say, Settings
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError
 
 CHECKSUM = "b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef"
-PROMPT = """Complete this Python function. Reply with one ```python block that holds the whole \
-function and what it imports.
-
-```python
-{prompt}
-```"""
 
 
 class Task(msgspec.Struct):
@@ -65,7 +59,7 @@ class HumanEval:
 
 
 @contextlib.contextmanager
-def open_suite(path: Path | None) -> Iterator[HumanEval]:
+def open_humaneval(path: Path | None) -> Iterator[HumanEval]:
     """The suite on the file at `path`, by default that of the package."""
     with candidates.open_sandbox(seconds=3.0) as sandbox:
         yield HumanEval(path, sandbox)
@@ -108,9 +102,9 @@ def read_tasks(path: Path) -> list[Task]:
 
 def complete(sandbox: Sandbox, task: Task, play: int) -> Course:
     """Ask for the function and run its tests."""
-    said = Message(role="user", content=PROMPT.format(prompt=task.prompt.strip("\n")))
-    reply = yield Say(messages=(said,))
-    code = reply and extract_code(reply.text, ANY_PROGRAM)
+    said = questions.fill("humaneval", prompt=task.prompt.strip("\n"))
+    reply = yield Say(messages=(Message(role="user", content=said),))
+    code = extract_code(reply.text, ANY_PROGRAM)
     if not code:
         return Outcome(score=0.0, won=False, details={"verdict": "no program"})
     # What stands before the function in its prompt: imports, and helpers that it may call.

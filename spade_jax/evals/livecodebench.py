@@ -27,21 +27,13 @@ import msgspec
 
 from spade_jax.envs.parsers import ANY_PROGRAM, extract_code
 from spade_jax.envs.sandbox import Sandbox
-from spade_jax.evals import candidates
+from spade_jax.evals import candidates, questions
 from spade_jax.evals.suites import Course, Item, Outcome, Say, Settings
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError, dataclass
 
 SOURCE = "fetch livecodebench/code_generation_lite from Hugging Face and name the file by --data"
 MOST_BYTES = 1 << 30  # that packed tests may unfold to
-TASK = "Solve this problem in Python.\n\n{problem}\n\n"
-STDIN = """The program reads the standard input and prints the answer. Reply with one ```python \
-block that holds the whole program."""
-STARTER = """Complete this code, and reply with one ```python block that holds all of it.
-
-```python
-{starter}
-```"""
 
 
 class _Head(msgspec.Struct):
@@ -102,7 +94,7 @@ class LiveCodeBench:
 
 
 @contextlib.contextmanager
-def open_suite(path: Path | None) -> Iterator[LiveCodeBench]:
+def open_livecodebench(path: Path | None) -> Iterator[LiveCodeBench]:
     """The suite on the file or folder at `path`."""
     with candidates.open_sandbox(seconds=6.0) as sandbox:
         yield LiveCodeBench(path, sandbox)
@@ -112,7 +104,7 @@ def solve(sandbox: Sandbox, place: Place, play: int) -> Course:
     """Ask for a program and run all its tests."""
     problem = read_problem(place)
     reply = yield Say(messages=(Message(role="user", content=prompt_of(problem)),))
-    code = reply and extract_code(reply.text, ANY_PROGRAM)
+    code = extract_code(reply.text, ANY_PROGRAM)
     if not code:
         return Outcome(score=0.0, won=False, details={"verdict": "no program"})
     tests = read_tests(problem)
@@ -123,9 +115,10 @@ def solve(sandbox: Sandbox, place: Place, play: int) -> Course:
 
 
 def prompt_of(problem: Problem) -> str:
-    starter = problem.starter_code.strip()
-    how = STARTER.format(starter=starter) if starter else STDIN
-    return TASK.format(problem=problem.question_content.strip()) + how
+    told, starter = problem.question_content.strip(), problem.starter_code.strip()
+    if starter:
+        return questions.fill("livecodebench_starter", problem=told, starter=starter)
+    return questions.fill("livecodebench_stdin", problem=told)
 
 
 def read_problem(place: Place) -> Problem:

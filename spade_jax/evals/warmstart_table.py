@@ -13,7 +13,8 @@ from spade_jax.design.families import FAMILIES, LEVELS
 from spade_jax.envs import fingerprint
 from spade_jax.envs.sandbox import Sandbox
 from spade_jax.envs.validation import Settings, validate
-from spade_jax.evals.heldout import Item, by, held_out_set, mean, play_held_out, won
+from spade_jax.evals.heldout import Item, by, held_out_set, play_held_out, won
+from spade_jax.evals.intervals import mean
 from spade_jax.play.episodes import Rules
 from spade_jax.policy.conversation import Budget, Speaker
 from spade_jax.types import Arm, Design, Episode, HostState, Verdict

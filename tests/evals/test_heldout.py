@@ -10,7 +10,8 @@ from spade_jax.design.families import FAMILIES, LEVELS
 from spade_jax.design.fixed_pool import bundled_pool
 from spade_jax.envs.sandbox import Sandbox
 from spade_jax.evals import heldout
-from spade_jax.evals.heldout import Item, Mean, compare, mean
+from spade_jax.evals.heldout import Item
+from spade_jax.evals.intervals import Mean, compare, mean
 from spade_jax.play import lessons
 from spade_jax.play.episodes import Rules
 from spade_jax.policy.conversation import Budget

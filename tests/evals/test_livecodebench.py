@@ -64,12 +64,12 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCodeBench]:
     folder = tmp_path_factory.mktemp("problems")
     write(folder / "test.jsonl", STDIN | {"private_test_cases": packed(PRIVATE)})
     write(folder / "test2.jsonl", FUNCTION)
-    with livecodebench.open_suite(folder) as opened:
+    with livecodebench.open_livecodebench(folder) as opened:
         yield opened
 
 
-def play(suite: LiveCodeBench, number: int, code: str | None) -> tuple[Outcome, list[Say]]:
-    reply = None if code is None else f"```python\n{code}\n```"
+def play(suite: LiveCodeBench, number: int, code: str) -> tuple[Outcome, list[Say]]:
+    reply = f"```python\n{code}\n```"
     return finish(suite.items()[number].course(0), [reply], suite.sandbox)
 
 
@@ -77,7 +77,7 @@ def test_items_and_prompts(suite: LiveCodeBench) -> None:
     items = suite.items()
     assert [(i.id, i.group) for i in items] == [("abc_a", "easy"), ("1234", "hard")]
     for number, prompt in enumerate(PROMPTS):
-        _, [said] = play(suite, number, None)
+        _, [said] = play(suite, number, "pass")
         assert [m.content for m in said.messages] == [prompt]
 
 
@@ -97,10 +97,9 @@ def test_scores(suite: LiveCodeBench, number: int, code: str, passed: int, verdi
     assert outcome.details == {"verdict": verdict, "passed": passed, "tests": tests}
 
 
-def test_no_reply_is_no_program(suite: LiveCodeBench) -> None:
-    assert play(suite, 0, None)[0] == Outcome(
-        score=0.0, won=False, details={"verdict": "no program"}
-    )
+def test_a_reply_without_a_program(suite: LiveCodeBench) -> None:
+    outcome, _ = finish(suite.items()[0].course(0), ["I do not know."], suite.sandbox)
+    assert outcome == Outcome(score=0.0, won=False, details={"verdict": "no program"})
 
 
 @pytest.mark.parametrize("private", [PRIVATE, packed(PRIVATE)])
@@ -157,7 +156,7 @@ def test_data_that_are_not_there(tmp_path: Path) -> None:
         (tmp_path / "absent.jsonl", "cannot be read"),
     ):
         with (
-            livecodebench.open_suite(path) as suite,
+            livecodebench.open_livecodebench(path) as suite,
             pytest.raises(UsageError, match=problem),
         ):
             suite.items()
