@@ -73,7 +73,7 @@ def run(
             lost = lost + 1 if result.speaker_failed else 0
             if lost >= max(LOST, seats):
                 raise ConnectionError(
-                    f"{lost} plays in a row got no reply ({result.failed}); what is done is kept: "
+                    f"{lost} plays in a row failed ({result.failed}); what is done is kept: "
                     "give the same command again to go on"
                 )
 
