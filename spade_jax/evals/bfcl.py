@@ -98,8 +98,8 @@ def entries(source: Source, category: str) -> list[Entry]:
     truths = calls.read_lines(answers, MEND, ("id", "ground_truth"))
     tools = functools.cache(functools.partial(_tools, source))
     return [
-        _entry(source, category, entry, truth, tools)
-        for entry, truth in calls.with_answers(given, truths, answers, MEND)
+        _entry(source, category, entry, answer["ground_truth"], tools)
+        for entry, answer in calls.with_answers(given, truths, answers, MEND)
     ]
 
 

@@ -54,7 +54,7 @@ def entries(data: Path, category: str) -> list[Entry]:
     answers = data / "possible_answer" / file.name
     truths = calls.read_lines(answers, MEND, ("id", "ground_truth"))
     both = calls.with_answers(given, truths, answers, MEND)
-    return [_entry(category, entry, truth) for entry, truth in both]
+    return [_entry(category, entry, answer["ground_truth"]) for entry, answer in both]
 
 
 def _entry(category: str, entry: Mapping[str, Any], truth: Sequence[Any] | None) -> Entry:

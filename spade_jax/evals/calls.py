@@ -148,10 +148,10 @@ def read_lines(file: Path, mend: str, fields: Sequence[str] = ("id",)) -> list[d
 
 def with_answers(
     entries: Sequence[dict[str, Any]], answers: Sequence[dict[str, Any]], file: Path, mend: str
-) -> list[tuple[dict[str, Any], Any]]:
-    """Each entry with the `ground_truth` of its id; a UsageError where the files do not match."""
-    truths = {answer["id"]: answer["ground_truth"] for answer in answers}
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each entry with the answer of its id, from `file`; a UsageError where there is none."""
+    known = {answer["id"]: answer for answer in answers}
     for entry in entries:
-        if entry["id"] not in truths:
+        if entry["id"] not in known:
             raise UsageError(f"{file} has no answer to {entry['id']}; {mend}")
-    return [(entry, truths[entry["id"]]) for entry in entries]
+    return [(entry, known[entry["id"]]) for entry in entries]

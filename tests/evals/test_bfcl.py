@@ -16,7 +16,7 @@ from spade_jax.evals.calls import Call
 from spade_jax.evals.suites import Outcome
 from spade_jax.evals.worlds import WorldLost
 from spade_jax.types import UsageError
-from tests.evals.tool_play import Log, call_text, drive, golden, prompt, written
+from tests.evals.tool_play import Log, call_text, drive, is_golden, written
 
 SIMULATORS = """
 import os, time
@@ -160,7 +160,7 @@ def test_what_is_said_and_shown(suite: MultiTurn) -> None:
 
 def test_prompt_as_a_model_reads_it(suite: MultiTurn) -> None:
     _, log = play(suite, 0, oracle(suite.entries[0]))
-    assert prompt(log.says[0]) == golden("bfcl_multi_turn")
+    assert is_golden("bfcl_multi_turn", log.says[0])
 
 
 EMMA = call_text("add", {"title": "Emma", "copies": 2})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -78,5 +79,9 @@ def prompt(say: Say) -> str:
     return template.render(say.messages, say.tools or ()).plain()
 
 
-def golden(name: str) -> str:
-    return (Path(__file__).parent / "golden" / f"{name}.txt").read_text(encoding="utf-8")
+def is_golden(name: str, say: Say) -> bool:
+    """Whether a first message reads as in `golden/`; SPADE_WRITE_GOLDENS=1 writes it there."""
+    file = Path(__file__).parent / "golden" / f"{name}.txt"
+    if os.environ.get("SPADE_WRITE_GOLDENS"):
+        file.write_text(prompt(say), encoding="utf-8")
+    return prompt(say) == file.read_text(encoding="utf-8")
