@@ -23,7 +23,8 @@ Chart = dict[str, object]  # what charts.js draws
 # Student's t for 95%, by degrees of freedom from 1 on.
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 POINTS = 400  # most points of a curve
-OUTER_STAGES = ("time/iteration_s", "time/checkpoint_s")  # around others, or beside the iteration
+# Around the others, or beside the iteration.
+OUTER_STAGES = ("time/iteration_s", "time/checkpoint_s", "time/evaluate_s")
 
 
 # -- what a run measured ----------------------------------------------------------------------
@@ -262,7 +263,7 @@ def stacks(group: Group) -> list[Chart]:
         (
             "time",
             "Time by stage",
-            "seconds of an iteration",
+            "seconds of an iteration, evaluations and checkpoints apart",
             "stack",
             stages,
             [each.removeprefix("time/").removesuffix("_s") for each in stages],

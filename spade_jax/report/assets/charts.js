@@ -26,9 +26,9 @@ const colour = (k) => `var(--c${k % COLOURS})`;
 
 function number(value, unit) {
   if (value === null || value === undefined) return "-";
-  if (unit === "share") return `${(100 * value).toFixed(Math.abs(value) < 0.1 ? 1 : 0)}%`;
+  if (unit === "share") return `${Number((100 * value).toFixed(Math.abs(value) < 0.1 ? 1 : 0))}%`;
   const size = Math.abs(value);
-  if (size !== 0 && (size < 0.001 || size >= 1e6)) return value.toExponential(1);
+  if (size !== 0 && (size < 0.001 || size >= 1e6)) return value.toExponential(1).replace(".0e", "e");
   if (size >= 1000) return Math.round(value).toLocaleString("en");
   return String(Number(value.toPrecision(3)));
 }
@@ -79,7 +79,7 @@ function frame(svg, chart, x, y) {
   const left = 46, right = 10, top = 8, bottom = 24;
   const first = x[0], last = x[x.length - 1];
   const across = (value) => left + ((value - first) / (last - first || 1)) * (width - left - right);
-  const scaled = y.log ? (v) => Math.log(v / y.low) / Math.log(y.high / y.low) : (v) => (v - y.low) / (y.high - y.low || 1);
+  const scaled = y.log ? (v) => Math.log(Math.max(v, y.low) / y.low) / Math.log(y.high / y.low) : (v) => (v - y.low) / (y.high - y.low || 1);
   const up = (value) => height - bottom - Math.min(Math.max(scaled(value), 0), 1) * (height - top - bottom);
   for (const mark of y.marks) {
     shape("line", { class: mark === 0 && y.low < 0 ? "axis" : "grid", x1: left, x2: width - right, y1: up(mark), y2: up(mark) }, svg);
@@ -129,9 +129,8 @@ function drawStack(svg, chart) {
     const above = below.map((value, k) => value + part.y[k]);
     const upper = above.map((value, k) => [place.across(chart.x[k]), place.up(value)]);
     const lower = below.map((value, k) => [place.across(chart.x[k]), place.up(value)]).reverse();
-    const node = shape("path", { d: `${path([...upper, ...lower])}Z`, opacity: j < COLOURS ? 0.8 : 0.45 }, svg);
+    const node = shape("path", { d: `${path([...upper, ...lower])}Z`, opacity: j < COLOURS ? 0.82 : 0.45 }, svg);
     node.style.fill = colour(j);
-    node.style.stroke = "var(--card)";
     below = above;
   });
   return { place, x: chart.x, rows: (k) => chart.parts

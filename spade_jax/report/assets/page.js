@@ -1,12 +1,15 @@
 // The page: which part of it is shown, keys, and reading it anew while runs go on.
 
+const ORDER = ["held-out", "success", "regret", "win-rates", "verdicts", "diversity", "entropy", "length", "gap", "time"];
 const views = [...document.querySelectorAll(".view")];
 
 function route() {
   const hash = location.hash.slice(1) || "overview";
   const name = hash.startsWith("e/") ? "environments" : hash;
   const view = views.find((each) => each.id === name) ?? views[0];
+  const turned = view.hidden;
   for (const each of views) each.hidden = each !== view;
+  if (turned) scrollTo(0, 0);
   for (const each of document.querySelectorAll("nav a")) {
     if (each.hash === `#${view.id}`) each.setAttribute("aria-current", "page");
     else each.removeAttribute("aria-current");
@@ -36,9 +39,14 @@ function keys(event) {
 }
 
 function startCharts(index) {
-  document.getElementById("charts").append(...index.charts.map(figure));
-  const stacks = document.getElementById("stacks"), group = document.getElementById("group");
-  const renew = () => stacks.replaceChildren(...index.groups[Number(group.value)].charts.map(figure));
+  const group = document.getElementById("group");
+  const place = (chart) => (ORDER.indexOf(chart.id) + ORDER.length) % ORDER.length;
+  const shared = index.charts.map((chart) => [chart, figure(chart)]);
+  const renew = () => {
+    const own = (index.groups[Number(group.value)]?.charts ?? []).map((chart) => [chart, figure(chart)]);
+    const all = [...shared, ...own].sort(([a], [b]) => place(a) - place(b));
+    document.getElementById("charts").replaceChildren(...all.map(([, node]) => node));
+  };
   options(group, index.groups.map(({ label }, k) => [k, label]));
   document.getElementById("group-choice").hidden = index.groups.length < 2;
   group.addEventListener("change", renew);

@@ -152,10 +152,11 @@ function fact(name, value, note) {
 function facts(row, detail) {
   const node = make("dl", { class: "facts" });
   const add = (name, value, note) => value !== null && value !== undefined && node.append(fact(name, value, note));
-  add("win rate", row.win === null ? "not played" : number(row.win, "share"), row.hinted === null ? "" : `${number(row.hinted, "share")} with the hint`);
+  add("win rate", row.win === null ? (isRejected(row) ? "not played" : "unknown") : number(row.win, "share"),
+    row.hinted === null ? "" : `${number(row.hinted, "share")} with the hint`);
   if (row.regret !== null) add("regret", signed(row.regret), `${row.stderr === null ? "" : `± ${(1.96 * row.stderr).toFixed(2)}, `}${row.pairs} pairs`);
   if (row.reward !== null) add("designer's reward", number(row.reward));
-  if (detail?.resemblance !== undefined) add("resembles", number(detail.resemblance, "share"), detail.resembles || "");
+  if (detail?.resemblance !== undefined) add("most alike", number(detail.resemblance, "share"), detail.resembles || "");
   const measures = detail?.measures;
   if (measures) {
     add("won by its solution", number(measures.solution, "share"));
@@ -306,9 +307,15 @@ async function show(key) {
   if (detail) parts.push(...sections(row, detail));
   else parts.push(make("p", { class: "quiet", text: "Its program and plays were left out to keep this file small; they are in the run's folder." }));
   panel.replaceChildren(...parts.filter(Boolean));
+  if (narrow.matches && !document.body.classList.contains("open-detail")) left = scrollY;
   document.querySelector(".viewer").classList.add("open");
   document.body.classList.add("open-detail");
-  panel.scrollTop = 0;
+  if (narrow.matches) {
+    scrollTo(0, 0);
+    panel.focus({ preventScroll: true });
+  } else if (panel.getBoundingClientRect().top < 0) {
+    panel.scrollIntoView();
+  }
 }
 
 function sections(row, detail) {
@@ -323,11 +330,17 @@ function sections(row, detail) {
   return parts;
 }
 
+// On a narrow screen one environment takes the place of the list, which is found again as it was.
+const narrow = matchMedia("(max-width: 820px)");
+let left = 0;
+
 function close() {
+  const was = document.body.classList.contains("open-detail");
   viewer.current = null;
   document.querySelector(".viewer").classList.remove("open");
   document.body.classList.remove("open-detail");
   mark();
+  if (was && narrow.matches) scrollTo(0, left);
 }
 
 // -- start ------------------------------------------------------------------------------------
