@@ -9,9 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rich.console
-from tensorboardX.proto import event_pb2
 
-from spade_jax import metrics, trackers
+from spade_jax import metrics
+from spade_jax.trackers import Shown
+from spade_jax.types import (
+    Design,
+    DesignTask,
+    Kind,
+    Reason,
+    StopReason,
+    TokenRecord,
+    Verdict,
+)
 
 
 def _clock(*times: float) -> Callable[[], float]:
@@ -80,25 +89,27 @@ def test_resume_cuts_later_and_torn_lines(tmp_path: Path) -> None:
     assert not (tmp_path / "metrics.jsonl.cut").exists()
 
 
-def _scalars(folder: Path) -> list[tuple[int, str, float]]:
-    """Scalars of a folder's event files; a record is length, check, bytes, check."""
-    found = []
-    for path in sorted(folder.glob("events*")):
-        data = path.read_bytes()
-        while data:
-            size = int.from_bytes(data[:8], "little")
-            event = event_pb2.Event.FromString(data[12 : 12 + size])
-            found += [(event.step, each.tag, each.simple_value) for each in event.summary.value]
-            data = data[16 + size :]
-    return found
+class Follower:
+    """A tracker that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, dict[str, float], Shown]] = []
+        self.closed = False
+
+    def write(self, step: int, scalars: dict[str, float], shown: Shown) -> None:
+        self.told.append((step, scalars, shown))
+
+    def close(self) -> None:
+        self.closed = True
 
 
-def test_tensorboard_gets_what_is_a_number(tmp_path: Path) -> None:
-    with metrics.MetricsWriter(
-        tmp_path, step=0, trackers=[trackers.TensorBoard(tmp_path, 0)]
-    ) as writer:
+def test_trackers_get_what_is_a_number(tmp_path: Path) -> None:
+    follower, shown = Follower(), Shown({"agent/returns": [1.0]}, {})
+    with metrics.MetricsWriter(tmp_path, step=0, trackers=[follower]) as writer:
         writer.write(2, {"learn/loss": 0.5, "learn/kl": None, "learn/grad_norm": math.nan})
-    assert _scalars(tmp_path / "tensorboard") == [(2, "learn/loss", 0.5)]
+        writer.write(3, {"learn/loss": 0.25}, shown)
+    assert follower.told == [(2, {"learn/loss": 0.5}, Shown()), (3, {"learn/loss": 0.25}, shown)]
+    assert follower.closed
 
 
 def test_timer_adds_up_and_starts_again() -> None:
@@ -158,3 +169,38 @@ def test_terminal_progress_is_a_live_table() -> None:
     assert "\x1b[" in text
     for word in ("iteration", "success", "tokens/s", "2/3", "45.7%", "0:00:01"):
         assert word in text
+
+
+def test_terminal_progress_shows_stage_and_designs() -> None:
+    out = io.StringIO()
+    console = rich.console.Console(file=out, force_terminal=True, width=100)
+    task = DesignTask(iteration=0, slot=0, skill="Optimization", kind=Kind.GAME, document=None)
+    codes = ["class SortEnv:\n    pass", None]
+    designs = [
+        Design(task=task, reply="", stop=StopReason.STOP, record=TokenRecord(), code=code)
+        for code in codes
+    ]
+    verdicts = [Verdict(reason=Reason.ACCEPTED), Verdict(reason=Reason.EXTRACT)]
+    with metrics.Progress(3, console=console, clock=_clock(0.0, 1.0)) as progress:
+        progress.designs(designs, verdicts)
+        progress.stage("play")
+        progress.update(0, VALUES)
+    last = out.getvalue().rpartition("iteration")[2]
+    for words in ("1 accepted, 1 extract", "SortEnv", "no program", "Optimization", "now: play"):
+        assert words in last, words
+
+
+def test_plain_progress_keeps_to_its_lines() -> None:
+    out = io.StringIO()
+    console = rich.console.Console(file=out, force_terminal=False)
+    with metrics.Progress(3, console=console, clock=_clock(0.0)) as progress:
+        progress.stage("play")
+        progress.designs([], [])
+    assert out.getvalue() == ""
+
+
+def test_stages_are_told_as_they_begin() -> None:
+    timer, heard = metrics.Timer(_clock(0.0, 1.0, 2.0, 3.0)), []
+    timer.listen = heard.append
+    with timer.stage("iteration"), timer.stage("play"):
+        assert heard == ["iteration", "play"]

@@ -18,9 +18,14 @@ from spade_jax.types import (
     EpisodeEnd,
     Failure,
     FailureKind,
+    HostState,
     Kind,
     Measures,
+    PoolEntry,
     Reason,
+    Regret,
+    Role,
+    Sample,
     StopReason,
     TokenRecord,
     Turn,
@@ -104,6 +109,75 @@ def test_transcripts_go_on_where_the_last_iteration_stopped(
     assert [line["play"] for line in lines] == kept
     assert lines[0]["tokens"] == 3 and "records" not in lines[0]
     assert lines[0]["turns"][0]["observation"] == "Größe?" in text
+
+
+def both_arms(name: str, play: int) -> list[Episode]:
+    plain = dataclasses.replace(episode(play), environment_id=name)
+    return [plain, dataclasses.replace(plain, arm=Arm.HINTED)]
+
+
+def test_arms_of_a_play_stay_together_and_environments_come_in_turn() -> None:
+    episodes = [e for play in (0, 1) for name in "abc" for e in both_arms(name, play)]
+    kept = [
+        [(e.environment_id, e.play, e.arm) for e in record.chosen(episodes, 4, k)] for k in (0, 1)
+    ]
+    assert kept == [
+        [(name, play, arm) for name, play in two for arm in Arm]
+        for two in ((("a", 0), ("b", 0)), (("b", 1), ("c", 1)))
+    ]
+    assert record.chosen(episodes, 3, 0) == episodes[:3]
+
+
+def test_transcripts_say_what_was_trained(tmp_path: Path) -> None:
+    learned, hinted = both_arms("a", 0)
+    row = TokenRecord().read((1, 2)).wrote((3, 4), (0.0, 0.0)).read((5,))
+    learned = dataclasses.replace(learned, records=(row,))
+    sample = Sample(role=Role.AGENT, records=learned.records, advantage=0.5, version=0)
+    record.write_episodes(
+        tmp_path, 0, [learned, hinted], [sample], lambda ids: "".join("_abcde"[i] for i in ids)
+    )
+    lines = (tmp_path / "episodes" / "000000.jsonl").read_text().splitlines()
+    first, second = map(json.loads, lines)
+    assert first["advantage"] == 0.5
+    assert first["rows"] == [[[False, 2, "ab"], [True, 2, "cd"], [False, 1, "e"]]]
+    assert second["advantage"] is None
+    assert second["rows"] == [[[False, 1, "a"], [False, 1, "b"]], [[False, 1, "c"]]]
+
+
+def test_what_plays_returned_by_environment() -> None:
+    environment = Environment(id="a", kind=Kind.GAME, skill="s", code="", iteration=0, hint="Add.")
+    regret = Regret(mean=0.5, stderr=None, pairs=1)
+    host = HostState(
+        pool=(
+            PoolEntry(environment=environment, regret=regret, hung=True),
+            PoolEntry(environment=dataclasses.replace(environment, id="unplayed")),
+        )
+    )
+    plain, hinted = both_arms("a", 0)
+    broken = dataclasses.replace(plain, play=1, episode_return=None)
+    line = {"iteration": 3, "environment_id": "a", "plain": [1.0, None], "hung": True}
+    known = {"mean": 0.5, "stderr": None, "pairs": 1}
+    assert list(record.plays(3, [plain, broken, hinted], host)) == [
+        {**line, "hinted": [1.0], "regret": known, "hint": "Add."}
+    ]
+    # Without hinted plays the regret was measured in an earlier iteration, and is written there.
+    assert list(record.plays(3, [plain, broken], host)) == [
+        {**line, "hinted": [], "regret": None, "hint": None}
+    ]
+
+
+def test_given_environments_are_written_once(tmp_path: Path) -> None:
+    given = Environment(id="fixed-1", kind=Kind.GAME, skill="s", code="class A: pass", iteration=-1)
+    for start, iterations in ((0, (0, 4)), (4, (4, 8))):  # and once more, resumed at 4
+        environments = record.Environments(tmp_path, start)
+        for iteration in iterations:
+            pool = [given, dataclasses.replace(given, id=f"fixed-{iteration + 2}")]
+            environments.write_given(iteration, pool)
+        environments.close()
+    assert [(line["iteration"], line["environment_id"]) for line in index(tmp_path)] == [
+        *((0, "fixed-1"), (0, "fixed-2"), (4, "fixed-6"), (8, "fixed-10")),
+    ]
+    assert (tmp_path / "environments" / "fixed-6.py").read_text() == "class A: pass"
 
 
 def test_no_transcripts_where_none_are_wanted(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The curves of a report: values over iterations with their intervals, by group.
 
 A group of several runs is drawn as the mean over its seeds, with the 95% interval that these give
-by Student's t. A single run has the interval of what was measured: over instances, environments or
+by Student's t; of two seeds, for which that is wider than any screen, the band reaches from one to
+the other. A single run has the interval of what was measured: over instances, environments or
 pairs, in the normal approximation.
 """
 
@@ -20,8 +21,8 @@ Point = tuple[float, float | None]  # a value, and the half width of its interva
 Points = Mapping[int, Point]  # by iterations finished
 Chart = dict[str, object]  # what charts.js draws
 
-# Student's t for 95%, by degrees of freedom from 1 on.
-T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+# Student's t for 95%, by degrees of freedom from 2 on.
+T_95 = (4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 POINTS = 400  # most points of a curve
 # Around the others, or beside the iteration.
 OUTER_STAGES = ("time/iteration_s", "time/checkpoint_s", "time/evaluate_s")
@@ -83,10 +84,15 @@ def over_seeds(runs: Sequence[Points]) -> Points:
 
 
 def centre_and_half(values: Sequence[float]) -> Point:
-    """Mean of at least two values and the half width t s / sqrt(n) of its 95% interval."""
+    """Mean of at least two values and the half width t s / sqrt(n) of its 95% interval.
+
+    Of two values it is half of their distance.
+    """
     n, centre = len(values), math.fsum(values) / len(values)
+    if n == 2:
+        return centre, abs(values[0] - values[1]) / 2
     spread = math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (n - 1))
-    t = T_95[n - 2] if n - 2 < len(T_95) else 1.96 + 2.5 / (n - 1)
+    t = T_95[n - 3] if n - 3 < len(T_95) else 1.96 + 2.5 / (n - 1)
     return centre, t * spread / math.sqrt(n)
 
 

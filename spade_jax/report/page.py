@@ -7,6 +7,7 @@ scripts show it as text alone. The page allows no other script than its own and 
 from __future__ import annotations
 
 import base64
+import collections
 import gzip
 import hashlib
 import itertools
@@ -144,14 +145,20 @@ def heading(readings: Sequence[Reading], groups: Sequence[Group]) -> dict[str, o
     regret = regret_of([line for reading in readings for line in reading.metrics])
     index = [line for reading in readings for line in reading.index]
     accepted = sum(line["reason"] in ("accepted", "given") for line in index)
-    tiles = []
+    tiles, outcomes = [], []
+    for group in groups if len(readings) > 1 else ():
+        if len(success := compare.success(group)) > 1:
+            outcomes.append((success[-1][1], group.label))
+    if outcomes:
+        best, label = max(outcomes, key=lambda outcome: outcome[0].value)
+        tiles.append(("best held-out success", str(best).strip(), label))
     outcome = compare.held_out(one) if len(readings) == 1 else None
     if outcome:
         tiles.append(("held-out success", f"{outcome.after.value:.1%}", f"{outcome.gain} gained"))
     elif len(readings) == 1 and one.evaluations:
         [(k, point)] = list(curves.held_out(one).items())[-1:]
         tiles.append(("held-out success", f"{point[0]:.1%}", f"after {k} iterations"))
-    if regret.mean is not None:
+    if regret.mean is not None and len(groups) == 1:
         half = "" if regret.stderr is None else f"± {1.96 * regret.stderr:.3f}, "
         tiles.append(("regret", f"{regret.mean:+.3f}", f"{half}{regret.pairs:,} pairs"))
     if index:
@@ -166,6 +173,9 @@ def heading(readings: Sequence[Reading], groups: Sequence[Group]) -> dict[str, o
     else:
         title = f"{len(readings)} runs"
         state = f"in {len(groups)} groups" if len(groups) > 1 else "of one config"
+        states = collections.Counter(reading.state for reading in readings)
+        said = ", ".join(f"{n} {each}" for each, n in states.items())
+        tiles.append(("runs", str(len(readings)), said))
     return {"title": title, "state": state, "tiles": tiles}
 
 

@@ -63,6 +63,10 @@ function vertical(chart, values) {
   }
   let [low, high] = chart.range || [Math.min(...values), Math.max(...values)];
   if (!chart.range) {
+    // A band that is much wider than its curve is cut off rather than flattening the others.
+    const drawn = chart.kind === "stack" ? values : chart.series.flatMap((s) => s.y);
+    const least = Math.min(...drawn), most = Math.max(...drawn), span = most - least || Math.abs(most);
+    if (span) [low, high] = [Math.max(low, least - span), Math.min(high, most + span)];
     if (chart.zero || chart.kind === "stack") [low, high] = [Math.min(low, 0), Math.max(high, 0)];
     const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
     high += room;
