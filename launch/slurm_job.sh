@@ -9,15 +9,15 @@ set -euo pipefail
 trap : TERM # what SLURM sends to all; the trainers answer, and this waits for them
 if [ "$SLURM_NNODES" -gt 1 ]; then
     nodes="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
-    SPADE_COORDINATOR="${nodes%%$'\n'*}:${SPADE_PORT:-$((20000 + SLURM_JOB_ID % 20000))}"
-    export SPADE_COORDINATOR SPADE_PROCESSES="$SLURM_NNODES"
+    JAX_COORDINATOR_ADDRESS="${nodes%%$'\n'*}:${SPADE_PORT:-$((20000 + SLURM_JOB_ID % 20000))}"
+    export JAX_COORDINATOR_ADDRESS JAX_NUM_PROCESSES="$SLURM_NNODES"
 fi
 
 code=0
 # shellcheck disable=SC2016 # for the inner shell
 srun --kill-on-bad-exit=0 "--cpus-per-task=$SLURM_CPUS_PER_TASK" \
     "--output=$SPADE_LOGS/%x-%j-%t.log" --open-mode=append \
-    bash -c 'export SPADE_PROCESS="$SLURM_PROCID"; exec "$@"' trainer \
+    bash -c 'export JAX_PROCESS_ID="$SLURM_PROCID"; exec "$@"' trainer \
     "$venv/bin/python" -m spade_jax.train "$@" || code=$?
 if asks_again "$code" && [ "$(squeue --noheader --format=%T "--jobs=$SLURM_JOB_ID")" = RUNNING ]; then
     echo "saved; queueing job $SLURM_JOB_ID again"

@@ -28,7 +28,7 @@ from types import FrameType
 from absl import flags
 from ml_collections import config_dict
 
-from spade_jax import checkpoint
+from spade_jax import checkpoint, storage
 from spade_jax import config as configs
 from spade_jax.program import config_name, printable, run_program
 from spade_jax.types import UsageError
@@ -292,9 +292,11 @@ def main(sweeps: list[str]) -> int:
     [sweep] = sweeps
     base = config_name()
     named = [re.sub("[:,]", "-", Path(each).name.replace(".py", "")) for each in (base, sweep)]
-    url = FLAGS.workdir if "://" in (FLAGS.workdir or "") else ""
-    last = Path(url.rpartition("://")[2]).name if url else "-".join(named)
-    folder = Path("runs", last) if url or not FLAGS.workdir else Path(FLAGS.workdir)
+    folder, url = Path("runs", "-".join(named)), ""
+    if FLAGS.workdir and storage.is_remote(where := storage.local(FLAGS.workdir)):
+        folder, url = Path("runs", Path(where).name), where
+    elif FLAGS.workdir:
+        folder = Path(where)
     jobs, place = plan(sweep, base, FLAGS.config, folder, url), PLACES[FLAGS.on]
     if FLAGS.on != "here":
         check_names(jobs)

@@ -14,7 +14,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
 
 logs="$root/logs"
-worker="${SPADE_PROCESS:-${HOSTNAME##*-w-}}" # the hosts of a slice are called t1v-...-w-0 and so on
+worker="${JAX_PROCESS_ID:-${HOSTNAME##*-w-}}" # the hosts of a slice are called t1v-...-w-0 and so on
 
 setup() {
     if ! (find_python) >/dev/null 2>&1; then # Ubuntu 22.04, on TPU VMs, has 3.10

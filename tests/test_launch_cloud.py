@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from spade_jax import program
+from spade_jax import metrics, program
+from tests import small_run
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ("gcloud", "kubectl", "xpk", "sbatch", "srun", "scontrol", "squeue", "scancel")
@@ -175,7 +177,7 @@ def test_setup_copies_installs_and_prepares(machine: Machine) -> None:
     after = ["--internal-ip", "--plain", *ZONE]
     assert copy == [*TPU_VM, "scp", archive, "pod:", *ALL, *after]
     there = "mkdir -p spade_jax && cd spade_jax && "
-    unpack = "tar -xzf ../spade_jax.tar.gz && SPADE_EXTRA=tpu bash launch/worker.sh setup"
+    unpack = "tar -xzf ../spade_jax.tar.gz && SPADE_EXTRA=tpu,gcs bash launch/worker.sh setup"
     assert install == [*TPU_VM, "ssh", "pod", *ALL, f"--command={there}{unpack}", *after]
     assert command(prepared) == there + prepare
 
@@ -376,8 +378,7 @@ def test_the_code_that_asks_for_another_start(machine: Machine) -> None:
     shell = ["bash", "-c", SCRIPTED]
     done = machine.run("restart.sh", *shell, CODES="99 0", SPADE_RESTART_CODE="99")
     assert done.returncode == 0
-    code = getattr(program, "RESTART", 75)
-    assert f":-{code}}}" in (ROOT / "launch" / "shell.sh").read_text()
+    assert f":-{program.RESTART}}}" in (ROOT / "launch" / "shell.sh").read_text()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -436,7 +437,7 @@ def test_one_tpu_vm_through_a_preemption(machine: Machine) -> None:
 # As the trainer it says its arguments, then does what the first asks for.
 TRAINER = """#!/bin/bash
 [ "$1" = -m ] || exit 0
-echo "trainer $SPADE_PROCESS:" "${@:3}"
+echo "trainer $JAX_PROCESS_ID:" "${@:3}"
 case "$3" in
     wait) trap 'echo saved; exit 130' INT; touch "$AT/started"; while :; do sleep 0.05; done ;;
     exit) exit "$4" ;;
@@ -456,7 +457,7 @@ def worker(machine: Machine) -> dict[str, str]:
     return {
         "SPADE_VENV": str(machine.folder / "venv"),
         "AT": str(machine.folder),
-        "SPADE_PROCESS": "1",
+        "JAX_PROCESS_ID": "1",
     }
 
 
@@ -553,6 +554,69 @@ def test_an_old_python_is_replaced(machine: Machine, worker: dict[str, str]) -> 
         "-m uv python find 3.12",
     ]
     assert (machine.folder / "fresh" / "bin" / "python").read_text() == new.read_text()
+
+
+# Two workers that are folders of this machine.
+GCLOUD = """#!/bin/bash
+echo "$*" >>"$0.calls"
+command=; for word; do case "$word" in --command=*) command="${word#--command=}" ;; esac; done
+both() {
+    for JAX_PROCESS_ID in 0 1; do
+        export JAX_PROCESS_ID
+        (cd "$AT/worker$JAX_PROCESS_ID" && "$@") &
+        started[JAX_PROCESS_ID]=$!
+    done
+    code=0
+    for each in "${started[@]}"; do wait "$each" || code=$?; done
+    exit "$code"
+}
+case "$4" in
+    list) [ ! -e "$0.created" ] || echo READY ;;
+    create) touch "$0.created" ;;
+    scp) both cp "$5" . ;;
+    ssh) both bash -c "$command" ;;
+esac
+"""
+# The Python of their virtual environment, which pip need not fill.
+PYTHON = f"""#!/bin/bash
+case "$1 $2" in "-c "* | "-m pip") exit 0 ;; esac
+export PYTHONPATH={ROOT} PYTHONSAFEPATH=1
+exec {sys.executable} "$@"
+"""
+
+
+@pytest.mark.slow
+def test_a_pod_from_nothing_to_a_finished_run(machine: Machine, model_folder: Path) -> None:
+    (machine.programs / "gcloud").write_text(GCLOUD)
+    python = machine.folder / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    for worker in "01":
+        (machine.folder / f"worker{worker}").mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = small_run.arguments(small_run.run_config(model_folder), machine.folder / "run")
+    done = machine.run(
+        "pod.sh",
+        "run",
+        *("--config=tiny", *flags),
+        **POD,
+        SPADE_VENV=str(machine.folder / "venv"),
+        AT=str(machine.folder),
+        JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}",
+        JAX_NUM_PROCESSES="2",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    calls = (machine.programs / "gcloud.calls").read_text().splitlines()
+    assert [call.split()[3] for call in calls] == ["list", "create", "scp", "ssh", "ssh"]
+    steps = [row["step"] for row in metrics.read_metrics(machine.folder / "run")]
+    assert steps == sorted(set(steps)) and steps[-1] == small_run.TRAIN["iterations"] - 1
+    assert (machine.folder / "run" / "checkpoints" / "2").is_dir()
+    status = machine.run("pod.sh", "status", **POD, AT=str(machine.folder))
+    ended = [f"[{worker}] ended with exit code 0" for worker in "01"]
+    assert sorted(status.stdout.splitlines()) == ["READY", *ended]
 
 
 # -- slices of a cluster ----------------------------------------------------------------------
@@ -747,13 +811,14 @@ def batch(machine: Machine, code: int, nodes: int = 2) -> subprocess.CompletedPr
 def test_batch_script_starts_a_trainer_on_each_node(machine: Machine) -> None:
     srun = machine.programs / "srun"
     srun.write_text(
-        '#!/bin/bash\nprintf "%s\\n" "$SPADE_COORDINATOR" "$SPADE_PROCESSES" "$@" >"$0.words"\n'
+        "#!/bin/bash\n"
+        'printf "%s\\n" "$JAX_COORDINATOR_ADDRESS" "$JAX_NUM_PROCESSES" "$@" >"$0.words"\n'
     )
     assert batch(machine, 0).returncode == 0
     assert (machine.programs / "srun.words").read_text().splitlines() == [
         *("n7:20005", "2", "--kill-on-bad-exit=0", "--cpus-per-task=16"),
         *(f"--output={machine.folder}/logs/%x-%j-%t.log", "--open-mode=append", "bash", "-c"),
-        'export SPADE_PROCESS="$SLURM_PROCID"; exec "$@"',
+        'export JAX_PROCESS_ID="$SLURM_PROCID"; exec "$@"',
         *("trainer", "/venv/bin/python", "-m", "spade_jax.train", "--a=two words"),
     ]
     assert machine.calls == [["scontrol", "show", "hostnames", "n[7,9]"]]
