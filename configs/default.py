@@ -17,6 +17,10 @@ def get_config() -> config_dict.ConfigDict:
     # and feed-forward) and expert; -1: those that are left.
     c.mesh = (1, -1, 1, 1)
 
+    c.hosts = config_dict.ConfigDict()
+    c.hosts.connect_seconds = 300.0  # in which all hosts of a run must have met
+    c.hosts.heartbeat_seconds = 100  # without a sign of life of one, after which the others end
+
     c.model = config_dict.ConfigDict()
     c.model.path = ""  # a Hugging Face folder or a run's workdir; "" is the shipped policy
     c.model.compute_dtype = "bfloat16"  # of activations; parameters are float32
@@ -160,8 +164,11 @@ def get_config() -> config_dict.ConfigDict:
     c.play.mask_truncated = False  # True: truncated episodes leave the loss
 
     c.sampling = config_dict.ConfigDict()
-    c.sampling.slots = 192  # conversations side by side, each with its key/value cache
+    c.sampling.slots = 192  # conversations side by side on a host, each with its key/value cache
     c.sampling.block = 16  # tokens of each that are decoded before others may join
+    # Each host samples with a model of its own, divided among so many of its devices; 0: as mesh.
+    c.sampling.tensor = 0
+    c.sampling.expert = 0
 
     c.reward = config_dict.ConfigDict()
     c.reward.episode_return = "final"  # final | sum | discounted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 
-from spade_jax import storage, types
+from spade_jax import hosts, storage, types
 
 PyTree = Any
 
@@ -58,6 +59,7 @@ class Checkpoints:
         """
         self.wait()
         self._sweep()
+        hosts.check_same("the state beside the weights", host)
         if step in self._manager.all_steps():
             return
         self.check_room(learner)
@@ -81,9 +83,9 @@ class Checkpoints:
         committed, unfinished = steps(self.directory)
         for folder in unfinished:
             logging.warning("Skipping the half-written checkpoint %s.", folder)
-        if not committed:
+        step = hosts.lead(lambda: max(committed, default=None))
+        if step is None:
             return None
-        step = max(committed)
         self._check(step, abstract_learner)
         host_only = ocp.args.Composite(host=ocp.args.JsonRestore())
         learner_only = ocp.args.Composite(learner=ocp.args.StandardRestore(abstract_learner))
@@ -128,9 +130,7 @@ class Checkpoints:
         """Before the first save, remove what an earlier process left unfinished."""
         if self._swept:
             return
-        if jax.process_index() == 0:
-            for folder in steps(self.directory)[1]:
-                epath.Path(folder).rmtree()
+        hosts.lead(lambda: _remove(steps(self.directory)[1]))
         self._manager.reload()
         self._swept = True
 
@@ -186,6 +186,11 @@ def steps(directory: Path) -> tuple[list[int], list[Path]]:
 def size(tree: PyTree) -> int:
     """Bytes of a state's arrays, which are nearly all of a checkpoint."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _remove(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        epath.Path(folder).rmtree()
 
 
 def abstract(tree: PyTree) -> PyTree:

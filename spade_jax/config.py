@@ -25,13 +25,8 @@ PACKAGE = "spade_jax.configs"
 FILE = "config.json"  # in a workdir
 # What may change when a run is resumed.
 FREE = (
-    "iterations",
-    "mesh",
-    "health.",
-    "checkpoint.",
-    "watchdog.",
-    "evaluation.",
-    "log.",
+    *("iterations", "mesh", "hosts.", "sampling.tensor", "sampling.expert"),
+    *("health.", "checkpoint.", "watchdog.", "evaluation.", "log."),
     *(f"{group}.endpoint_{field}" for group in ("hint", "judge") for field in ("url", "key")),
 )
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
-from spade_jax import host_memory, weights
+from spade_jax import host_memory, storage, weights
+from spade_jax.folder import EXPORTED
 from spade_jax.policy import hub, lora, model
 from spade_jax.program import run_program
 from spade_jax.types import UsageError
@@ -48,6 +50,19 @@ def to_hugging_face(source: Source, path: Path, dtype: str | None) -> None:
     if dtype is None and source.lora:
         dtype = "float32"  # merged matrices have more digits than the frozen ones may have
     hub.export(path, source.parameters, like=source.folder, dtype=dtype)
+
+
+def export_run(place: storage.Workdir) -> None:
+    """Write the weights of a run's newest checkpoint into its folder, unless they are there."""
+    folder = place.folder / EXPORTED
+    if folder.exists():
+        return
+    draft = folder.with_suffix(".draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    with weights.on_host():
+        to_hugging_face(weights.find(place.folder, place.checkpoints), draft, None)
+    draft.rename(folder)
+    print(f"wrote Hugging Face files to {place.name}/{EXPORTED}")
 
 
 def to_adapter(source: Source, path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ml_collections import config_dict
 
-from spade_jax import limits
+from spade_jax import hosts, limits
 from spade_jax import run as run_setup
 from spade_jax.design import designer, fixed_pool, hints, judge, novelty, pool, skills
 from spade_jax.envs import validation
@@ -52,14 +52,19 @@ def draw_tasks(run: Run, host: HostState) -> list[DesignTask]:
 def write_designs(run: Run, policy: Policy, tasks: Sequence[DesignTask]) -> list[Design]:
     """The policy's reply to every task."""
     c = run.config
-    return designer.design(
-        policy,
+    return hosts.divide(
         tasks,
-        limits.design_budget(c, run.model),
-        seed=c.seed,
-        prompt_set=c.design.prompts,
-        code_characters=c.memory.code_characters,
-        hint_source=c.hint.source,
+        lambda own: designer.design(
+            policy,
+            own,
+            limits.design_budget(c, run.model),
+            seed=c.seed,
+            prompt_set=c.design.prompts,
+            code_characters=c.memory.code_characters,
+            hint_source=c.hint.source,
+        ),
+        Design,
+        by=lambda task: task.prompt,
     )
 
 
@@ -81,30 +86,34 @@ def judge_programs(
     """Verdicts on programs nobody has run yet; those of this run count as known."""
     c, v = run.config, run.config.validation
     early = [designer.check_hint(design, c.hint.source) for design in designs]
-    checked = validation.validate(
-        run.sandbox,
-        [(d.code, d.task.kind) for d, verdict in zip(designs, early, strict=True) if not verdict],
-        seen=frozenset(host.fingerprints),
-        settings=validation.Settings(
-            seeds=v.seeds,
-            solve_seeds=v.solve_seeds,
-            max_trivial=v.max_trivial,
-            max_random=v.max_random,
-        ),
+    settings = validation.Settings(
+        seeds=v.seeds,
+        solve_seeds=v.solve_seeds,
+        max_trivial=v.max_trivial,
+        max_random=v.max_random,
     )
-    left = iter(checked)
+    checked = hosts.divide(
+        [(d.code, d.task.kind) for d, verdict in zip(designs, early, strict=True) if not verdict],
+        lambda own: validation.check(run.sandbox, own, settings=settings),
+        Verdict,
+    )
+    left = iter(validation.refuse_known(checked, frozenset(host.fingerprints)))
     verdicts = [verdict or next(left) for verdict in early]
     if c.judge.source == "none":
         return verdicts
-    return judge.review(
-        run.judge or policy,
-        run.sandbox,
-        designs,
-        verdicts,
-        limits.reader_budget(c, run.model, c.judge),
-        seed=c.seed,
-        prompt_set=c.design.prompts,
-        play_characters=c.judge.play_characters,
+    return hosts.divide(
+        list(zip(designs, verdicts, strict=True)),
+        lambda own: judge.review(
+            run.judge or policy,
+            run.sandbox,
+            [design for design, _ in own],
+            [verdict for _, verdict in own],
+            limits.reader_budget(c, run.model, c.judge),
+            seed=c.seed,
+            prompt_set=c.design.prompts,
+            play_characters=c.judge.play_characters,
+        ),
+        Verdict,
     )
 
 
@@ -123,15 +132,19 @@ def repair(
     c, designs, verdicts = run.config, list(designs), list(verdicts)
     for _ in range(c.design.repair_turns):
         rejected = [i for i, verdict in enumerate(verdicts) if not verdict.accepted]
-        replies = designer.repair(
-            policy,
-            [designs[i] for i in rejected],
-            [verdicts[i] for i in rejected],
-            limits.reader_budget(c, run.model, c.design),
-            seed=c.seed,
-            prompt_set=c.design.prompts,
-            code_characters=c.memory.code_characters,
-            hint_source=c.hint.source,
+        replies = hosts.divide(
+            [(designs[i], verdicts[i]) for i in rejected],
+            lambda own: designer.repair(
+                policy,
+                [design for design, _ in own],
+                [verdict for _, verdict in own],
+                limits.reader_budget(c, run.model, c.design),
+                seed=c.seed,
+                prompt_set=c.design.prompts,
+                code_characters=c.memory.code_characters,
+                hint_source=c.hint.source,
+            ),
+            Design | None,
         )
         again = {i: design for i, design in zip(rejected, replies, strict=True) if design}
         marks = [mark for v in verdicts if v.accepted for mark in (v.fingerprint, v.behaviour)]
@@ -198,7 +211,9 @@ def open_given(run: Run, host: HostState) -> HostState:
     else:
         host, drawn = draw_procedural(run, host)
     if c.environments.probe:
-        n, drawn = len(drawn), probe(run.sandbox, drawn)
+        n = len(drawn)
+        sound = hosts.divide(drawn, lambda own: probe(run.sandbox, own), bool)
+        drawn = [environment for environment, begins in zip(drawn, sound, strict=True) if begins]
         if not drawn:
             raise UsageError(
                 f"none of the {n} environments of iteration {host.iteration}{run_setup.given(run)} "
@@ -227,16 +242,16 @@ def draw_procedural(run: Run, host: HostState) -> tuple[HostState, list[Environm
     ]
 
 
-def probe(sandbox: Sandbox, drawn: Sequence[Environment]) -> list[Environment]:
-    """Those of the environments that can be reset."""
-    kept, room = [], sandbox.max_instances
+def probe(sandbox: Sandbox, drawn: Sequence[Environment]) -> list[bool]:
+    """Which of the environments can be reset."""
+    sound, room = [], sandbox.max_instances
     for start in range(0, len(drawn), room):
         some = drawn[start : start + room]
         instances = [sandbox.open(e.code, e.kind, modules=e.modules) for e in some]
         answers = sandbox.exchange([(instance, Reset(0)) for instance in instances])
         sandbox.close_instances(instances)
-        kept += [e for e, a in zip(some, answers, strict=True) if not isinstance(a, Failure)]
-    return kept
+        sound += [not isinstance(answer, Failure) for answer in answers]
+    return sound
 
 
 def retire(c: config_dict.ConfigDict, host: HostState) -> HostState:
@@ -259,13 +274,17 @@ def write_hints(run: Run, policy: Policy, host: HostState) -> tuple[HostState, i
     """A hint for each new environment, and how many got none: these have no hinted plays."""
     c = run.config
     new = [entry.environment for entry in host.pool if not entry.plain]
-    written = hints.write(
-        run.hinter or policy,
+    written = hosts.divide(
         new,
-        limits.reader_budget(c, run.model, c.hint),
-        seed=c.seed,
-        iteration=host.iteration,
-        prompt_set=c.design.prompts,
+        lambda own: hints.write(
+            run.hinter or policy,
+            own,
+            limits.reader_budget(c, run.model, c.hint),
+            seed=c.seed,
+            iteration=host.iteration,
+            prompt_set=c.design.prompts,
+        ),
+        str | None,
     )
     hinted = {
         environment.id: dataclasses.replace(environment, hint=hint)

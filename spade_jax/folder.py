@@ -23,6 +23,7 @@ PLAYS = "plays.jsonl"
 REWARDS = "rewards.jsonl"
 PLOT = "plot.png"  # the last thing that a run writes
 INDEX = "environments/index.jsonl"
+EXPORTED = "exported"  # Hugging Face files of the finished run
 
 
 @dataclass

@@ -68,8 +68,13 @@ class Run:
         self.sampler.load({})  # what it holds makes room
         dtype = jnp.dtype(self.config.model.compute_dtype)
         params = in_compute_dtype(merged(self.learner.params(state)), self.model, dtype)
-        places = sharding.parameters(declare(self.model), jax.sharding.get_mesh(), "sample")
-        self.sampler.load(jax.device_put(params, places))
+        mesh, declared = jax.sharding.get_mesh(), declare(self.model)
+        to = replicas(self.config, mesh)
+        if to is None:
+            own = jax.device_put(params, sharding.parameters(declared, mesh, "sample"))
+        else:
+            own = sharding.replicate(params, declared, to)
+        self.sampler.load(own)
         return Policy(self.sampler, self.tokenizers[Role.AGENT], version=int(state.step))
 
     def designer(self, policy: Policy) -> Policy:
@@ -99,15 +104,17 @@ def _on_mesh(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
         weights.check_loss(params, model, tokenizer, source, c.model.max_loss)
     tx = new_optimizer(c)
     learner, trained = new_learner(c, model, params, tx)
-    sampler = Sampler(
-        params,
-        model,
-        slots=c.sampling.slots,
-        context=limits.longest(c, model),
-        stop_ids=tokenizer.stop_ids,
-        dtype=jnp.dtype(c.model.compute_dtype),
-        block=c.sampling.block,
-    )
+    to = replicas(c, jax.sharding.get_mesh())
+    with jax.set_mesh(to.own) if to else contextlib.nullcontext():
+        sampler = Sampler(
+            params,
+            model,
+            slots=c.sampling.slots,
+            context=limits.longest(c, model),
+            stop_ids=tokenizer.stop_ids,
+            dtype=jnp.dtype(c.model.compute_dtype),
+            block=c.sampling.block,
+        )
     pool = open_pool(c)
     known = source.folder / hub.PROGRAMS_FILE
     training = frozenset(known.read_text().split() if known.exists() else ())
@@ -136,6 +143,11 @@ def _on_mesh(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
             ),
             sharding.place_state(step.create(trained, tx, ema=c.learn.ema_decay > 0)),
         )
+
+
+def replicas(c: config_dict.ConfigDict, mesh: jax.sharding.Mesh) -> sharding.Replicas | None:
+    """Where hosts sample apart from one another; None: where they train."""
+    return sharding.replicas(mesh, c.sampling.tensor, c.sampling.expert)
 
 
 def open_pool(c: config_dict.ConfigDict) -> list[Environment]:
@@ -349,6 +361,10 @@ def given(run: Run) -> str:
     return ""
 
 
+def _shape(mesh: jax.sharding.Mesh) -> str:
+    return ", ".join(f"{name} {n}" for name, n in mesh.shape.items())
+
+
 def describe(run: Run) -> None:
     """Print what the run is, the loss it minimises among it."""
     c = run.config
@@ -366,7 +382,9 @@ def describe(run: Run) -> None:
     )
     mesh = jax.sharding.get_mesh()
     if mesh.size > 1:
-        print("devices: " + ", ".join(f"{name} {n}" for name, n in mesh.shape.items()))
+        print("devices: " + _shape(mesh))
+    if to := replicas(c, mesh):
+        print(f"sampling: on each of {to.all.shape['host']} hosts, {_shape(to.own)}")
     for rows, tokens in zip(c.learn.rows, c.learn.row_tokens, strict=True):
         divided = sharding.pieces(rows)
         all_of_them = mesh.size // mesh.shape["tensor"]

@@ -14,6 +14,7 @@ import dataclasses
 import os
 import posixpath
 import re
+import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
@@ -47,12 +48,16 @@ def absolute(path: str | os.PathLike[str]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Workdir:
-    """Where a run writes. `keep` puts what is in `folder` where it stays."""
+    """Where a run writes. `keep` puts what is in `folder` where it stays.
+
+    Where that is the folder itself, it is `shared` by all hosts of the run.
+    """
 
     name: str  # as it was given
     folder: Path
     checkpoints: PurePath  # with pathlib's methods
     keep: Callable[[], None]
+    shared: bool
 
 
 @contextlib.contextmanager
@@ -63,14 +68,14 @@ def open_workdir(name: str | os.PathLike[str]) -> Iterator[Workdir]:
     """
     name = local(name)
     if not is_remote(name):
-        yield Workdir(name, Path(name), Path(name) / CHECKPOINTS, lambda: None)
+        yield Workdir(name, Path(name), Path(name) / CHECKPOINTS, lambda: None, shared=True)
         return
     checkpoints = checkpoint_folder(name)
     with tempfile.TemporaryDirectory(prefix="spade-jax-") as folder:
         mirror = Mirror(name, Path(folder))
         mirror.fetch()
         try:
-            yield Workdir(name, Path(folder), checkpoints, mirror.copy)
+            yield Workdir(name, Path(folder), checkpoints, mirror.copy, shared=False)
         except UsageError as error:
             raise UsageError(str(error).replace(folder, name)) from error
 
@@ -96,7 +101,7 @@ class Mirror:
 
     def fetch(self) -> None:
         """Copy what is there, checkpoints aside, into the folder; UsageError where it cannot be."""
-        probe = f"{self._root}/.writable"
+        probe = f"{self._root}/.writable-{secrets.token_hex(4)}"  # hosts may be at it at once
         try:
             self._system.pipe_file(probe, b"")
             self._system.rm_file(probe)

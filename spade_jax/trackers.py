@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+from ml_collections import config_dict
 
 WANDB_FILE = "wandb.json"  # in a workdir: the run's name there, and its last step
 
@@ -105,3 +106,11 @@ class WandB:
         draft = self._path.with_suffix(".draft")
         draft.write_bytes(msgspec.json.encode({"id": self._id, "step": self._last}))
         draft.replace(self._path)
+
+
+def open_trackers(c: config_dict.ConfigDict, workdir: Path, step: int) -> list[Tracker]:
+    """What follows the run from iteration `step` on."""
+    opened: list[Tracker] = [TensorBoard(workdir, step)] if c.log.tensorboard else []
+    if c.log.wandb != "off":
+        opened.append(WandB(workdir, c.log.project, c.log.wandb, c.to_dict()))
+    return opened

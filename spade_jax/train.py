@@ -15,14 +15,11 @@ import contextlib
 import dataclasses
 import os
 import random
-import shutil
 import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 
-import jax
 from absl import flags
 from ml_collections import config_dict
 
@@ -31,6 +28,7 @@ from spade_jax import (
     convert,
     epoch,
     health,
+    hosts,
     in_loop,
     limits,
     measures,
@@ -39,11 +37,11 @@ from spade_jax import (
     storage,
     summary,
     tracing,
-    weights,
 )
 from spade_jax import run as run_setup
 from spade_jax.checkpoint import Checkpoints, abstract, size
 from spade_jax.evals import heldout
+from spade_jax.interruption import Interruption
 from spade_jax.learn.step import LearnerState
 from spade_jax.measures import Made
 from spade_jax.metrics import MetricsWriter, Progress, Value
@@ -51,7 +49,7 @@ from spade_jax.play.episodes import Job, play, play_seed
 from spade_jax.policy.conversation import Policy
 from spade_jax.program import RESTART, run_program, warn
 from spade_jax.run import Run
-from spade_jax.trackers import TensorBoard, Tracker, WandB
+from spade_jax.trackers import open_trackers
 from spade_jax.types import (
     Arm,
     Episode,
@@ -63,7 +61,6 @@ from spade_jax.types import (
 from spade_jax.watchdog import Watchdog
 
 FLAGS = flags.FLAGS
-EXPORTED = "exported"  # in a workdir
 
 
 # -- one iteration ----------------------------------------------------------------------------
@@ -110,7 +107,7 @@ def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerStat
         rewards=rewards,
         scored=measured | scoring.potentials(c, host),
         learned=learned,
-        tokens_sampled=policy.tokens_sampled,
+        tokens_sampled=sum(hosts.gather(policy.tokens_sampled, int)),
         hints_missing=hints_missing,
     )
     return state, dataclasses.replace(host, iteration=host.iteration + 1), made
@@ -136,43 +133,23 @@ def play_pool(run: Run, policy: Policy, host: HostState) -> list[Episode]:
         for e, with_hint in playing
         for k in range(plain_and_hinted[with_hint][i])
     ]
-    return play(
-        policy,
-        run.sandbox,
+    return hosts.divide(
         jobs,
-        limits.play_rules(c),
-        seed=c.seed,
-        iteration=host.iteration,
-        seats=c.sampling.slots,
+        lambda own: play(
+            policy,
+            run.sandbox,
+            own,
+            limits.play_rules(c),
+            seed=c.seed,
+            iteration=host.iteration,
+            seats=c.sampling.slots,
+        ),
+        Episode,
+        by=lambda job: job.environment.id,
     )
 
 
 # -- the loop ---------------------------------------------------------------------------------
-
-
-class Interruption:
-    """Turns the first SIGINT or SIGTERM into a wish to stop after the iteration at hand.
-
-    A second one ends the run at once: Ctrl-C by KeyboardInterrupt, SIGTERM by its own action.
-    """
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-
-    def __enter__(self) -> Interruption:
-        self._before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        again = "press Ctrl-C again" if number == signal.SIGINT else "send SIGTERM again"
-        print(f"stopping after this iteration; {again} to stop at once", flush=True)
 
 
 def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Mapping[str, Value]:
@@ -183,14 +160,18 @@ def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Ma
     c, policy = run.config, run.policy(state.averaged())
     items = run_setup.held_out(run)
     with run.timer.stage("evaluate"):
-        episodes = heldout.play_held_out(
-            policy,
-            run.sandbox,
+        episodes = hosts.divide(
             items,
-            limits.play_rules(c),
-            arm=Arm.PLAIN,
-            seed=c.evaluation.seed,
-            seats=c.sampling.slots,
+            lambda own: heldout.play_held_out(
+                policy,
+                run.sandbox,
+                own,
+                limits.play_rules(c),
+                arm=Arm.PLAIN,
+                seed=c.evaluation.seed,
+                seats=c.sampling.slots,
+            ),
+            Episode,
         )
     starved = sum(not e.turns and e.end is EpisodeEnd.TOKENS for e in episodes)
     if starved:
@@ -198,18 +179,16 @@ def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Ma
             f"play.context is {c.play.context}, but {starved} of the {len(items)} held-out tasks "
             "fill it before the first reply; raise --config.play.context, in a new --workdir"
         )
-    record.write_evaluation(workdir, iteration, items, episodes)
+    hosts.lead(lambda: record.write_evaluation(workdir, iteration, items, episodes))
     with run.timer.stage("evaluate"):
-        suites = in_loop.evaluate(c, policy, workdir / "evaluation" / f"{iteration:06d}")
+        folder = workdir / "evaluation" / f"{iteration:06d}"
+        suites = hosts.lead(lambda: in_loop.evaluate(c, policy, folder))
     return measures.of_evaluation(items, episodes) | suites
 
 
-def open_trackers(c: config_dict.ConfigDict, workdir: Path, step: int) -> list[Tracker]:
-    """What follows the run from iteration `step` on."""
-    opened: list[Tracker] = [TensorBoard(workdir, step)] if c.log.tensorboard else []
-    if c.log.wandb != "off":
-        opened.append(WandB(workdir, c.log.project, c.log.wandb, c.to_dict()))
-    return opened
+def open_writer(c: config_dict.ConfigDict, workdir: Path, step: int) -> MetricsWriter:
+    """What writes the metrics of the run from iteration `step` on, and tells its trackers."""
+    return MetricsWriter(workdir, step=step, trackers=open_trackers(c, workdir, step))
 
 
 def train(
@@ -227,20 +206,23 @@ def train(
     with storage.open_workdir(workdir) as place:
         code = start(c, place, profiled)
         if export_hf and code == 0:
-            export(place)
-        place.keep()
+            hosts.lead(lambda: convert.export_run(place))
+        hosts.lead(place.keep)
     return code
 
 
 def start(c: config_dict.ConfigDict, place: storage.Workdir, profiled: range) -> int:
     """Set up, go on where the run is, and iterate; returns the exit code."""
     workdir, watchdog = place.folder, Watchdog(dict(c.watchdog))
-    configs.compare(c, workdir)
+    hosts.lead(lambda: configs.compare(c, workdir))
     with contextlib.ExitStack() as stack:
         with watchdog.stage("start"):
             run, state = stack.enter_context(run_setup.set_up(c))
             run.timer.around.extend((watchdog.stage, tracing.stage))
-            configs.save(c, workdir)  # only now, so that a mistake found above leaves no trace
+            # Only now, so that a mistake found above leaves no trace.
+            hosts.lead(lambda: configs.save(c, workdir))
+            if place.shared:
+                hosts.check_shared(workdir / configs.FILE)
             checkpoints = stack.enter_context(
                 Checkpoints(place.checkpoints, c.checkpoint.keep, c.checkpoint.keep_every)
             )
@@ -249,34 +231,22 @@ def start(c: config_dict.ConfigDict, place: storage.Workdir, profiled: range) ->
             if found:
                 _, state, host = found
         if host.iteration >= c.iterations:
-            print(f"{place.name} is finished: {host.iteration} iterations are done")
+            hosts.say(f"{place.name} is finished: {host.iteration} iterations are done")
             if not (workdir / summary.PLOT).exists():  # killed after its last checkpoint
-                print(summarise(place))
+                hosts.lead(lambda: summarise(place))
             return 0
         checkpoints.check_room(state)
         if found:
-            print(f"going on in {place.name} at iteration {host.iteration}")
-        run_setup.describe(run)
-        run_setup.describe_checkpoints(c, size(state))
+            hosts.say(f"going on in {place.name} at iteration {host.iteration}")
+        if hosts.leads():
+            run_setup.describe(run)
+            run_setup.describe_checkpoints(c, size(state))
         return loop(run, state, host, checkpoints, place, profiled)
 
 
-def summarise(place: storage.Workdir) -> str:
-    """Write the run's table and plot; the table as text."""
-    return summary.write(place.folder).replace(str(place.folder), place.name)
-
-
-def export(place: storage.Workdir) -> None:
-    """Write the weights of the newest checkpoint as Hugging Face files, unless they are there."""
-    folder = place.folder / EXPORTED
-    if folder.exists() or jax.process_index() > 0:
-        return
-    draft = folder.with_suffix(".draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    with weights.on_host():
-        convert.to_hugging_face(weights.find(place.folder, place.checkpoints), draft, None)
-    draft.rename(folder)
-    print(f"wrote Hugging Face files to {place.name}/{EXPORTED}")
+def summarise(place: storage.Workdir) -> None:
+    """Write the run's table and plot, and print the table."""
+    print(summary.write(place.folder).replace(str(place.folder), place.name))
 
 
 def loop(
@@ -289,21 +259,29 @@ def loop(
 ) -> int:
     """Iterate to the end or until interrupted, saving, recording and evaluating."""
     c, first, stage, stop = run.config, host.iteration, run.timer.stage, None
-    workdir = place.folder
+
+    spell = run.tokenizers[Role.AGENT].spell
+
+    def save() -> None:
+        with stage("checkpoint"):
+            hosts.lead(place.keep)  # first, so that no checkpoint is ahead of the files
+            checkpoints.save(host.iteration, state, host)
+
     with (
         Interruption() as interruption,
-        MetricsWriter(workdir, step=first, trackers=open_trackers(c, workdir, first)) as writer,
-        record.open_journal(
-            workdir, first, c.log.episodes, run.tokenizers[Role.AGENT].spell
+        hosts.only_first(open_writer, c, place.folder, first) as writer,
+        hosts.only_first(
+            record.open_journal, place.folder, first, c.log.episodes, spell
         ) as journal,
-        Progress(c.iterations, start=first) as progress,
-        tracing.Trace(workdir / "profile", profiled) as trace,
+        hosts.only_first(Progress, c.iterations, start=first) as progress,
+        tracing.Trace(place.folder / "profile", profiled) as trace,
     ):
-        run = dataclasses.replace(run, show=progress.designs)
-        run.timer.around.append(progress.stage)
+        if hosts.leads():
+            run = dataclasses.replace(run, show=progress.designs)
+            run.timer.around.append(progress.stage)
         if first == 0:
-            evaluate(run, state, workdir, 0)
-        while host.iteration < c.iterations and interruption.signal is None and not stop:
+            evaluate(run, state, place.folder, 0)
+        while not ((asked := interruption.agreed()) or stop or host.iteration == c.iterations):
             iteration = host.iteration
             with trace.step(iteration), stage("iteration"):
                 state, host, made = iterate(run, state, host)
@@ -315,7 +293,7 @@ def loop(
                 journal.write(iteration, made, host, raised)
             last = host.iteration == c.iterations
             if last or (c.evaluation.every and host.iteration % c.evaluation.every == 0):
-                measured |= evaluate(run, state, workdir, host.iteration)
+                measured |= evaluate(run, state, place.folder, host.iteration)
             seconds = run.timer.take()
             measured |= seconds | {
                 "compiles": run_setup.compiles(),
@@ -325,38 +303,51 @@ def loop(
             }
             writer.write(iteration, measured, measures.shown(made, host))
             progress.update(iteration, measured)
-            for alarm in raised:
+            for alarm in raised if hosts.leads() else ():
                 warn(str(alarm))
             if host.iteration % c.checkpoint.every == 0:
-                with stage("checkpoint"):
-                    place.keep()  # first, so that no checkpoint is ahead of the files
-                    checkpoints.save(host.iteration, state, host)
-        with stage("checkpoint"):
-            place.keep()
-            checkpoints.save(host.iteration, state, host)
-            checkpoints.wait()
+                save()
+        save()
+        checkpoints.wait()
+    return finish(c, place, host, asked, stop)
+
+
+def finish(
+    c: config_dict.ConfigDict,
+    place: storage.Workdir,
+    host: HostState,
+    asked: int | None,
+    stop: str | None,
+) -> int:
+    """Say how the loop ended, by a signal, a rule or by itself; returns the exit code."""
+    done = f"iteration {host.iteration} of {c.iterations}"
     if stop and host.iteration < c.iterations:
-        warn(f"stopped and saved at iteration {host.iteration} of {c.iterations}: {stop}")
+        if hosts.leads():
+            warn(f"stopped and saved at {done}: {stop}")
         return 1
-    if interruption.signal is not None and host.iteration < c.iterations:
-        print(
-            f"saved iteration {host.iteration} of {c.iterations}; give the same command with "
-            f"--workdir={place.name} to go on"
-        )
-        return RESTART if interruption.signal == signal.SIGTERM else 130
-    print(summarise(place))
+    if asked and host.iteration < c.iterations:
+        hosts.say(f"saved {done}; give the same command with --workdir={place.name} to go on")
+        return RESTART if asked == signal.SIGTERM else 130
+    hosts.lead(lambda: summarise(place))
     return 0
 
 
 def main() -> int:
     # Until the loop turns it into a wish: nothing is lost, and launchers start anew.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(RESTART))
-    return train(
-        FLAGS.config,
-        FLAGS.workdir,
-        profiled=tracing.read_steps(FLAGS.profile),
-        export_hf=FLAGS.export_hf,
-    )
+    c, place = FLAGS.config, hosts.find_place(FLAGS.coordinator, FLAGS.hosts, FLAGS.host)
+    with hosts.joined(
+        place,
+        connect_seconds=c.hosts.connect_seconds,
+        heartbeat_seconds=c.hosts.heartbeat_seconds,
+    ):
+        hosts.check_alike({**configs.flatten(c), "--workdir": FLAGS.workdir})
+        return train(
+            c,
+            FLAGS.workdir,
+            profiled=tracing.read_steps(FLAGS.profile),
+            export_hf=FLAGS.export_hf,
+        )
 
 
 if __name__ == "__main__":
@@ -369,4 +360,5 @@ if __name__ == "__main__":
     flags.DEFINE_bool(
         "export_hf", False, "At the end write the weights as Hugging Face files in the workdir."
     )
+    hosts.define_flags()
     run_program(main, config="tiny")

@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 
 from spade_jax import checkpoint, storage
 from spade_jax.learn import batching, step
-from spade_jax.policy import hub, lora, model
+from spade_jax.policy import hub, lora, model, sharding
 from spade_jax.policy.lora import Lora
 from spade_jax.policy.model import ModelConfig, Params
 from spade_jax.policy.tokenizer import ChatTokenizer
@@ -254,7 +254,7 @@ def check_loss(
     losses = [
         -logp
         for r, logps in zip(
-            records, batching.unpack(jax.device_get(logps), layout, lengths), strict=True
+            records, batching.unpack(sharding.fetch(logps), layout, lengths), strict=True
         )
         for logp, own in zip(logps, r.action, strict=True)
         if own

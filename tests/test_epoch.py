@@ -105,5 +105,5 @@ def test_a_hint_beside_the_program_is_that_of_its_environment(
 def accept_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let validation accept what it is given, and every program be played."""
     accepted = Verdict(reason=Reason.ACCEPTED, fingerprint="f", behaviour="b")
-    monkeypatch.setattr(validation, "validate", lambda _, given, **__: [accepted] * len(given))
+    monkeypatch.setattr(validation, "check", lambda _, given, **__: [accepted] * len(given))
     monkeypatch.setattr(judge, "solved_plays", lambda _, given: ["A play."] * len(given))

@@ -19,7 +19,7 @@ from spade_jax.envs.fingerprint import fingerprint
 from spade_jax.envs.sandbox import Instance, Played, Rollout, Rollouts, Sandbox
 from spade_jax.types import Failure, Kind, Measures, Reason, Verdict
 
-__all__ = ["Settings", "validate"]
+__all__ = ["Settings", "check", "refuse_known", "validate"]
 
 _SURVEY_SEED, _TRIAL_SEED = 1_000, 2_000  # first of the seeds tried
 _OTHER_SALT = 1
@@ -41,11 +41,24 @@ def validate(
     `seen` holds fingerprints and behaviour digests of environments that count as known; of equal
     designs within the batch the first one counts as new.
     """
+    return refuse_known(check(sandbox, designs, settings=settings), seen)
+
+
+def check(
+    sandbox: Sandbox, designs: Sequence[Design], *, settings: Settings | None = None
+) -> list[Verdict]:
+    """Verdicts of every check but that of being new."""
     settings = settings or Settings()
     verdicts: list[Verdict] = []
     at_once = max(1, sandbox.max_instances // 2)
     for start in range(0, len(designs), at_once):
         verdicts += _run(sandbox, designs[start : start + at_once], settings)
+    return verdicts
+
+
+def refuse_known(verdicts: Sequence[Verdict], seen: Container[str]) -> list[Verdict]:
+    """The verdicts, with what is `seen` or repeats an earlier one of them rejected."""
+    verdicts = list(verdicts)
     batch: set[str] = set()
     for i, verdict in enumerate(verdicts):
         if not verdict.accepted:

@@ -182,7 +182,7 @@ class Learner:
         picked = [rows[i] for i in chosen]
         batch, counts, layout = self._pack(picked, [0.0] * len(picked))
         began = time.perf_counter()
-        logps = jax.device_get(step.score(params, batch, counts, c=self.config, h=self.hyper))
+        logps = sharding.fetch(step.score(params, batch, counts, c=self.config, h=self.hyper))
         self.device_s += time.perf_counter() - began
         lengths = [len(row.record.ids) for row in picked]
         values = batching.unpack(logps, layout, lengths)

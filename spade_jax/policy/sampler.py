@@ -105,8 +105,8 @@ class Sampler:
 
     `compact` says whether a block works on copies of the slots and columns in use, in small groups
     of like length, one a core at a time. That pays where time goes with their number, on a CPU;
-    by default the platform decides. `work` adds up what has been done since it was made. Raises
-    UsageError where the cache does not fit into memory.
+    by default the platform decides. It computes on the mesh set when it is made. `work` adds up
+    what has been done since. Raises UsageError where the cache does not fit into memory.
     """
 
     def __init__(
@@ -124,7 +124,8 @@ class Sampler:
         self.params, self.c, self.stop_ids = params, c, stop_ids
         self.slots, self.block = slots, block
         self.context = min(context, c.max_positions)
-        alone = jax.sharding.get_mesh().size <= 1  # several devices run one program at a time
+        self._mesh = jax.sharding.get_mesh()
+        alone = self._mesh.size <= 1  # several devices run one program at a time
         self._compact = alone and jax.default_backend() == "cpu" if compact is None else compact
         # What is written in one piece must fit behind the longest conversation.
         self.columns = self.context + max(block, WIDTHS[-1])
@@ -204,6 +205,10 @@ class Sampler:
 
     def advance(self) -> dict[int, Ids]:
         """Read what waits and decode one block; the replies that are finished, by slot."""
+        with jax.set_mesh(self._mesh):
+            return self._advance()
+
+    def _advance(self) -> dict[int, Ids]:
         began = time.perf_counter()
         waiting = {n: s for n, s in self._open.items() if s.reply and not s.reply.ids}
         if waiting:
@@ -224,10 +229,9 @@ class Sampler:
         note: Callable[[Sequence[int], Any], None],
     ) -> None:
         """Do some work on groups of slots that only reads the cache, then enter what came of it."""
-        mesh = jax.sharding.get_mesh()  # known to this thread only
 
         def on_mesh(chosen: Sequence[int]) -> tuple[Cache, Any]:
-            with jax.set_mesh(mesh):
+            with jax.set_mesh(self._mesh):  # which is known to each thread apart
                 return work(chosen)
 
         for chosen, (new, out) in zip(groups, list(self._pool.map(on_mesh, groups)), strict=True):

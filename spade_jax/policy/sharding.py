@@ -8,11 +8,13 @@ it is.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from spade_jax.types import UsageError
@@ -121,7 +123,74 @@ def place_state(tree: Any) -> Any:
 def place_batch(arrays: Any, axis: int = 0) -> Any:
     """Arrays of the host on the devices of the mesh that is set, by `batch`."""
     mesh = jax.sharding.get_mesh()
-    return arrays if mesh.empty else jax.device_put(arrays, batch(arrays, mesh, axis))
+    if mesh.empty:
+        return arrays
+    places = batch(arrays, mesh, axis)
+    if not mesh.is_multi_process:
+        return jax.device_put(arrays, places)
+    return jax.tree.map(
+        lambda a, s: jax.make_array_from_callback(a.shape, s, a.__getitem__), arrays, places
+    )
+
+
+def fetch(tree: Any) -> Any:
+    """Arrays of the devices on the host, whole, though other hosts' devices hold parts of them."""
+    whole = NamedSharding(jax.sharding.get_mesh(), PartitionSpec())
+
+    def one(a: jax.Array) -> jax.Array:
+        here = a.is_fully_addressable or a.is_fully_replicated
+        return a if here else jax.device_put(a, whole)
+
+    return jax.device_get(jax.tree.map(one, tree))
+
+
+# -- sampling apart from other hosts ----------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicas:
+    """Meshes to sample on: the one of this host's devices, and all hosts' with an axis `host`."""
+
+    own: Mesh
+    all: Mesh
+
+
+def replicas(mesh: Mesh, tensor: int = 0, expert: int = 0) -> Replicas | None:
+    """Where each host samples, its model divided by `tensor` and `expert` (0: as in `mesh`).
+
+    None where that is `mesh` itself. UsageError where a host's devices cannot be divided so.
+    """
+    if not (mesh.is_multi_process or tensor or expert):
+        return None
+    shape = dict.fromkeys(AXES, 1)
+    shape |= {"tensor": tensor or mesh.shape["tensor"], "expert": expert or mesh.shape["expert"]}
+    hosts: dict[int, list[jax.Device]] = {}
+    for device in sorted(mesh.devices.flat, key=lambda d: (d.process_index, d.id)):
+        hosts.setdefault(device.process_index, []).append(device)
+    n, parts = min(map(len, hosts.values())), math.prod(shape.values())
+    if n % parts or len({len(devices) for devices in hosts.values()}) > 1:
+        raise UsageError(
+            f"a host samples with {n} devices, which cannot hold a model in {parts} pieces (tensor "
+            f"{shape['tensor']}, expert {shape['expert']}); set --config.sampling.tensor and "
+            "--config.sampling.expert so that their product divides the devices of each host"
+        )
+    shape["data"] = n // parts
+    meshes = [make_mesh(tuple(shape.values()), devices) for devices in hosts.values()]
+    types = (AxisType.Auto,) * (1 + len(AXES))
+    everywhere = Mesh(np.stack([m.devices for m in meshes]), ("host", *AXES), types)
+    return Replicas(meshes[list(hosts).index(jax.process_index())], everywhere)
+
+
+def replicate(params: Any, declared: Any, to: Replicas) -> Any:
+    """This host's own copy of parameters that lie on the devices of all; all hosts call it."""
+    copies = jax.device_put(params, parameters(declared, to.all, "sample"))
+    return jax.tree.map(
+        lambda a, s: jax.make_array_from_single_device_arrays(
+            a.shape, s, [shard.data for shard in a.addressable_shards]
+        ),
+        copies,
+        parameters(declared, to.own, "sample"),
+    )
 
 
 # -- inside a program -------------------------------------------------------------------------
