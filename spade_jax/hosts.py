@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -165,6 +166,7 @@ def _give_up(place: Place, seconds: float) -> NoReturn:
         f"error: host {place.host} of {place.hosts} could not meet all others at the coordinator, "
         f"{where} within {seconds:g} s; see that each host runs this command with its own --host "
         "and that nothing closes the port, or raise --config.hosts.connect_seconds",
+        file=sys.stderr,
         flush=True,
     )
     os._exit(1)  # the main thread is in a call that nothing else ends

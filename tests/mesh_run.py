@@ -1,9 +1,10 @@
-"""Run by test_mesh.py in a process with as many devices as it says.
+"""Run by test_mesh.py and test_many_hosts.py in a process with as many devices as they say.
 
-    python -m tests.mesh_run MODEL WORKDIR MESH UPDATES
+    python -m tests.mesh_run MODEL WORKDIR MESH UPDATES [COORDINATOR HOSTS HOST]
 
 Goes on from the newest checkpoint of WORKDIR, makes optimizer steps on fixed samples, saves, and
-prints where the parameters lie and what they are.
+prints where the parameters lie and what they are. Of several hosts, each asks the policy oftener
+than the one before it.
 """
 
 import json
@@ -14,10 +15,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from spade_jax import limits
+from spade_jax import hosts, limits
 from spade_jax import run as run_setup
 from spade_jax.checkpoint import Checkpoints, abstract
-from spade_jax.policy.conversation import reply_each
+from spade_jax.policy import sharding
+from spade_jax.policy.conversation import Budget, Policy, reply_each
 from spade_jax.types import HostState, Message, Role, Sample, TokenRecord
 from tests import small_run
 
@@ -34,7 +36,13 @@ def samples(version: int) -> list[Sample]:
     return out
 
 
-def main(model: str, workdir: str, mesh: str, updates: str) -> None:
+def main(model: str, workdir: str, mesh: str, updates: str, *place: str) -> None:
+    where = hosts.find_place(place[0], *map(int, place[1:])) if place else None
+    with hosts.joined(where, connect_seconds=60, heartbeat_seconds=20):
+        go_on(model, workdir, mesh, updates)
+
+
+def go_on(model: str, workdir: str, mesh: str, updates: str) -> None:
     fields = {"mesh": tuple(map(int, mesh.split("x"))), "learn__rows": (8,), "sampling__slots": 8}
     fields |= {"learn__role_norms": True, "learn__ema_decay": 0.5}
     c = small_run.run_config(Path(model), **fields)
@@ -55,18 +63,29 @@ def main(model: str, workdir: str, mesh: str, updates: str) -> None:
             for leaf in jax.tree.leaves(state.params)
             if leaf.ndim > 2
         )
-        dialogues = run.policy(state).converse()
-        asked = [Message(role="user", content="Bees: what is 3 + 4?")]
-        budget = limits.play_rules(c).budget
-        replies = reply_each(
-            dialogues,
-            {dialogues.open(): asked for _ in range(4)},
-            {i: (1, i, 0) for i in range(4)},
-            budget,
-        )
-        params = [np.asarray(leaf).ravel()[:64].tolist() for leaf in jax.tree.leaves(state.params)]
-        said = [reply.text for reply in replies.values()]
-        print(json.dumps({"params": params, "largest_share": whole, "said": said}))
+        policy = run.policy(state)
+        for _ in range(1 + 2 * hosts.index()):
+            said = ask(policy, limits.play_rules(c).budget)
+        params = [
+            leaf.ravel()[:64].tolist() for leaf in sharding.fetch(jax.tree.leaves(state.params))
+        ]
+        [said] = {tuple(each) for each in hosts.gather(said, list[str])}
+        told = {"params": params, "largest_share": whole, "said": said}
+        print(json.dumps(told | {"asked": policy.tokens_read}))
+
+
+def ask(policy: Policy, budget: Budget) -> list[str]:
+    """What the policy says to a question in four random streams."""
+    dialogues = policy.converse()
+    asked = [Message(role="user", content="Bees: what is 3 + 4?")]
+    replies = reply_each(
+        dialogues,
+        {dialogues.open(): asked for _ in range(4)},
+        {i: (1, i, 0) for i in range(4)},
+        budget,
+    )
+    dialogues.retire(list(replies))
+    return [reply.text for reply in replies.values()]
 
 
 if __name__ == "__main__":

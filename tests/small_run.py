@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,6 +102,13 @@ def arguments(c: config_dict.ConfigDict, workdir: Path) -> list[str]:
     default = config.flatten(config.load("tiny"))
     changed = {k: v for k, v in config.flatten(c).items() if v != default[k]}
     return [f"--workdir={workdir}", *(f"--config.{k}={v}" for k, v in changed.items())]
+
+
+def free_port() -> int:
+    """A port of this machine on which nothing listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def warm_start(workdir: Path, *overrides: Mapping[str, object]) -> Path:
