@@ -1,6 +1,6 @@
 """Run by test_mesh.py and test_many_hosts.py in a process with as many devices as they say.
 
-    python -m tests.mesh_run MODEL WORKDIR MESH UPDATES [COORDINATOR HOSTS HOST]
+    python -m tests.mesh_run MODEL WORKDIR MESH UPDATES
 
 Goes on from the newest checkpoint of WORKDIR, makes optimizer steps on fixed samples, saves, and
 prints where the parameters lie and what they are. Of several hosts, each asks the policy oftener
@@ -36,8 +36,8 @@ def samples(version: int) -> list[Sample]:
     return out
 
 
-def main(model: str, workdir: str, mesh: str, updates: str, *place: str) -> None:
-    where = hosts.find_place(place[0], *map(int, place[1:])) if place else None
+def main(model: str, workdir: str, mesh: str, updates: str) -> None:
+    where = hosts.find_place("", -1, -1)
     with hosts.joined(where, connect_seconds=60, heartbeat_seconds=20):
         go_on(model, workdir, mesh, updates)
 
