@@ -4,7 +4,7 @@
 #   create          make it; with SPADE_QUEUE=1 request it, and wait
 #   setup           copy the code to every worker, install it there, run SPADE_PREPARE there
 #   train [flags]   the same command of the trainer on every worker, followed to its end
-#   run [flags]     train, after create and setup where the TPU is missing or was preempted
+#   run [flags]     train, after create and setup where they are missing, as after a preemption
 #   logs [WORKER]   follow the log of a worker (0)
 #   status          of the TPU, and of the trainer on every worker
 #   stop            let the trainers save and end
@@ -18,13 +18,16 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=workers.sh
 . "$(dirname "${BASH_SOURCE[0]}")/workers.sh"
 
-# A TPU with the code on it, unless it is there.
+# A TPU that is set up, unless it is there.
 up() {
     local state
     state="$(tpu_state)"
     [ -n "$state" ] || ! queued || state="$(request_state)"
     case "$state" in
-        READY) return ;;
+        READY)
+            on all "test -e .ready" || setup
+            return
+            ;;
         "" | ACCEPTED | WAITING_FOR_RESOURCES | PROVISIONING) ;;
         PREEMPTED | TERMINATED | STOPPED | SUSPENDED | FAILED)
             echo "$SPADE_POD is $state; making it anew" >&2

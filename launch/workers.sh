@@ -22,8 +22,9 @@ setup() {
     step "packing the code" tar -czf "$folder/spade_jax.tar.gz" --exclude=__pycache__ -C "$root" "${FILES[@]}"
     step "copying the code to $SPADE_POD" tpus tpu-vm scp \
         "$folder/spade_jax.tar.gz" "$SPADE_POD:" --worker=all ${ssh_flags[@]+"${ssh_flags[@]}"}
-    step "installing on $SPADE_POD" on all "tar -xzf ../spade_jax.tar.gz && SPADE_EXTRA=tpu,gcs bash launch/worker.sh setup"
-    [ -z "${SPADE_PREPARE:-}" ] || step "SPADE_PREPARE on $SPADE_POD" on all "$SPADE_PREPARE"
+    step "installing on $SPADE_POD" on all \
+        "rm -f .ready && tar -xzf ../spade_jax.tar.gz && SPADE_EXTRA=tpu,gcs bash launch/worker.sh setup"
+    step "SPADE_PREPARE on $SPADE_POD" on all "eval $(quoted "${SPADE_PREPARE:-true}") && touch .ready"
 }
 
 # Print lines, those that begin with [WORKER] also into WORKER.log in the folder.

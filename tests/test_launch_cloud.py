@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -177,9 +178,11 @@ def test_setup_copies_installs_and_prepares(machine: Machine) -> None:
     after = ["--internal-ip", "--plain", *ZONE]
     assert copy == [*TPU_VM, "scp", archive, "pod:", *ALL, *after]
     there = "mkdir -p spade_jax && cd spade_jax && "
-    unpack = "tar -xzf ../spade_jax.tar.gz && SPADE_EXTRA=tpu,gcs bash launch/worker.sh setup"
-    assert install == [*TPU_VM, "ssh", "pod", *ALL, f"--command={there}{unpack}", *after]
-    assert command(prepared) == there + prepare
+    unpack = "rm -f .ready && tar -xzf ../spade_jax.tar.gz && SPADE_EXTRA=tpu,gcs bash"
+    line = f"--command={there}{unpack} launch/worker.sh setup"
+    assert install == [*TPU_VM, "ssh", "pod", *ALL, line, *after]
+    words = shlex.split(command(prepared).removeprefix(there))
+    assert words == ["eval", prepare, "&&", "touch", ".ready"]
 
 
 def test_train_logs_each_worker(machine: Machine) -> None:
@@ -279,16 +282,17 @@ def test_a_lost_tpu_asks_for_another_start(
 @pytest.mark.parametrize(
     ("queue", "answers", "expected"),
     [
-        ("0", {"list": [("READY\n", 0)]}, "list ssh"),
-        ("0", {}, "list create scp ssh ssh"),
-        ("0", {"list": [("PREEMPTED\n", 0)]}, "list delete create scp ssh ssh"),
+        ("0", {"list": [("READY\n", 0)]}, "list ssh ssh"),
+        ("0", {"list": [("READY\n", 0)], "test -e": [("", 1)]}, "list ssh scp ssh ssh ssh"),
+        ("0", {}, "list create scp ssh ssh ssh"),
+        ("0", {"list": [("PREEMPTED\n", 0)]}, "list delete create scp ssh ssh ssh"),
         (
             "1",
             {
                 "tpu-vm list": [("", 0)],
                 "queued-resources list": [("SUSPENDED\n", 0), ("", 0), ("ACTIVE\n", 0)],
             },
-            "list list delete list create list scp ssh ssh",
+            "list list delete list create list scp ssh ssh ssh",
         ),
     ],
 )
@@ -406,16 +410,16 @@ def test_a_signal_ends_the_loop(machine: Machine, number: int, code: int) -> Non
 @pytest.mark.parametrize(
     ("code", "keep", "expected"),
     [
-        (0, "0", "list ssh delete"),
-        (2, "0", "list ssh delete"),
-        (0, "1", "list ssh"),
-        (130, "0", "list ssh"),
+        (0, "0", "list ssh ssh delete"),
+        (2, "0", "list ssh ssh delete"),
+        (0, "1", "list ssh ssh"),
+        (130, "0", "list ssh ssh"),
     ],
 )
 def test_one_tpu_vm_from_first_to_last(
     machine: Machine, code: int, keep: str, expected: str
 ) -> None:
-    machine.answer(list=[("READY\n", 0)], ssh=[("[0] said\n", code)])
+    machine.answer(list=[("READY\n", 0)], **{"sh train": [("[0] said\n", code)]})
     done = machine.run("tpu_vm.sh", "--workdir=gs://b/run", **POD, SPADE_KEEP=keep)
     assert done.returncode == code
     assert [call[len(TPU_VM)] for call in machine.calls] == expected.split()
@@ -428,7 +432,7 @@ def test_one_tpu_vm_through_a_preemption(machine: Machine) -> None:
     )
     done = machine.run("tpu_vm.sh", "--workdir=gs://b/run", **POD)
     assert done.returncode == 0, done.stderr
-    again = "list ssh list list delete create scp ssh ssh delete"
+    again = "list ssh ssh list list delete create scp ssh ssh ssh delete"
     assert [call[len(TPU_VM)] for call in machine.calls] == again.split()
 
 
@@ -610,7 +614,7 @@ def test_a_pod_from_nothing_to_a_finished_run(machine: Machine, model_folder: Pa
     )
     assert done.returncode == 0, done.stdout + done.stderr
     calls = (machine.programs / "gcloud.calls").read_text().splitlines()
-    assert [call.split()[3] for call in calls] == ["list", "create", "scp", "ssh", "ssh"]
+    assert [call.split()[3] for call in calls] == ["list", "create", "scp", "ssh", "ssh", "ssh"]
     steps = [row["step"] for row in metrics.read_metrics(machine.folder / "run")]
     assert steps == sorted(set(steps)) and steps[-1] == small_run.TRAIN["iterations"] - 1
     assert (machine.folder / "run" / "checkpoints" / "2").is_dir()
