@@ -14,6 +14,7 @@ from spade_jax.policy.sampling import Sampling
 from spade_jax.policy.tokenizer import ChatTokenizer
 from spade_jax.types import Generation, Message, StopReason, TokenRecord
 from tests.policy.small import UNTIED, random_params
+from tests.serve.scripted import tool_tokenizer
 
 CONTEXT = 200
 BUDGET = Budget(reply=16, context=CONTEXT, sampling=Sampling(temperature=0.6))
@@ -257,3 +258,36 @@ def test_where_thinking_is_stripped_each_turn_is_a_row(tokenizer_folder: Path) -
         read = policy.sampler.work.tokens_read - before
     assert dialogues.records(0) == tuple(expected)
     assert read < len(ids) / 2, "what the last prompt shares with the one before is not read again"
+
+
+def test_tools_are_in_the_prompt_and_earlier_replies_may_be_said_again(tmp_path: Path) -> None:
+    """As the template renders them; a dialogue without tools has none of them."""
+    tokenizer = tool_tokenizer(tmp_path)
+    c = ModelConfig(**{**vars(UNTIED), "vocab": tokenizer.vocab})
+    policy = made(inclined(c, tokenizer.end_id), c, tokenizer, slots=2)
+    tool = {"type": "function", "function": {"name": "add"}}
+    said = [
+        Message(role="user", content="Add."),
+        Message(role="assistant", content="I do."),
+        Message(role="user", content="And?"),
+    ]
+    dialogues = policy.converse()
+    numbers = [dialogues.open([tool]), dialogues.open()]
+    streams = {n: stream(1, "tools", n) for n in numbers}
+    reply_each(dialogues, dict.fromkeys(numbers, said), streams, BUDGET)
+    for number, tools in zip(numbers, ([tool], []), strict=True):
+        expected = tokenizer.prompt(said, tools)
+        assert whole(dialogues, number).ids[: len(expected)] == expected
+        assert ("add" in tokenizer.decode(expected)) is bool(tools)
+
+
+def test_temperature_zero_takes_the_most_probable_tokens(policy: Policy) -> None:
+    """Whatever the random stream, and as top-k 1 at any temperature."""
+    said = {i: say(0, 0) for i in range(4)}
+    texts = set()
+    for sampling in (Sampling(temperature=0), Sampling(temperature=0.7, top_k=1)):
+        dialogues = begin(policy, 4)
+        streams = {i: stream(1, "greedy", i) for i in said}
+        replies = reply_each(dialogues, said, streams, Budget(16, CONTEXT, sampling))
+        texts |= {reply.ids for reply in replies.values()}
+    assert len(texts) == 1

@@ -73,6 +73,15 @@ def test_rows_are_sampled_each_in_its_way() -> None:
     np.testing.assert_allclose(kept, expected, atol=1e-6)
 
 
+def test_one_token_is_the_first_of_the_most_probable() -> None:
+    logits = jnp.log(jnp.array([[1.0, 4.0, 2.0, 4.0]] * 64))
+    keys = jax.vmap(jax.random.key)(jnp.arange(64))
+    drawn = sampling.draw(logits, keys, rows(Sampling(top_k=1), 64), truncated=True)
+    assert drawn.token_B.tolist() == [1] * 64 and drawn.behaviour_B.tolist() == [0.0] * 64
+    assert Sampling(temperature=0).greedy and Sampling(temperature=0.001).truncates
+    assert not Sampling(temperature=0.5, top_k=2).greedy
+
+
 def test_without_truncation_both_log_probabilities_are_one() -> None:
     drawn = draws(Sampling(temperature=0.7))
     np.testing.assert_array_equal(drawn.logp_B, drawn.behaviour_B)
