@@ -28,7 +28,14 @@ _ORDER = "The order's id, which begins with #, like #W0000000."
 _PAYMENT = "The id of one of the user's payment methods, for what is to be paid or refunded."
 _ITEMS = "Ids of items in the order, one more than once where several are meant."
 _NEW = "Ids of the items in their place, in the same order, each of the same product."
-_ADDRESS = ("address1", "address2", "city", "state", "country", "zip")
+_ADDRESS = {
+    "address1": "The street and number.",
+    "address2": "A second line, or empty text.",
+    "city": "The city.",
+    "state": "The state, like CA.",
+    "country": "The country, like USA.",
+    "zip": "The zip code.",
+}
 _TEXT, _LIST = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
 
 
@@ -280,7 +287,7 @@ def _value(tree: ast.expr) -> float:
     raise SyntaxError("not arithmetic")
 
 
-_PLACE = {name: {**_TEXT, "description": f"The {name} of the address."} for name in _ADDRESS}
+_PLACE = {name: {**_TEXT, "description": meant} for name, meant in _ADDRESS.items()}
 _CONFIRM = "Explain the change and have the user agree to it first."
 # By name: what it is for, and its parameters, all of them required.
 TOOLS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {

@@ -13,10 +13,11 @@ import pytest
 from spade_jax.evals import bfcl
 from spade_jax.evals.bfcl import Entry, MultiTurn, Source
 from spade_jax.evals.calls import Call
-from spade_jax.evals.suites import Outcome
+from spade_jax.evals.runner import Result, run
+from spade_jax.evals.suites import MODEL, Outcome
 from spade_jax.evals.worlds import WorldLost
 from spade_jax.types import UsageError
-from tests.evals.tool_play import Log, call_text, drive, is_golden, written
+from tests.evals.tool_play import Log, Script, call_text, drive, is_golden, written
 
 SIMULATORS = """
 import os, time
@@ -288,6 +289,27 @@ def test_simulators_that_cannot_be_imported(source: Source) -> None:
             pass
 
 
+def won(suite: MultiTurn, drop: bool) -> dict[str, int]:
+    """Entries won by category with the true calls, through the runner."""
+    replies = {entry.id: oracle(entry, drop=drop) for entry in suite.entries}
+    counts = dict.fromkeys((entry.category for entry in suite.entries), 0)
+
+    def note(result: Result) -> None:
+        assert not result.failed
+        counts[result.group] += result.won
+
+    plays = [(item, 0) for item in suite.items()]
+    speakers = {MODEL: Script(suite.name, replies)}
+    run(suite, plays, speakers, seed=0, seats=16, patient=False, note=note)
+    return counts
+
+
+@pytest.mark.parametrize("drop", (False, True))
+def test_through_the_runner(suite: MultiTurn, drop: bool) -> None:
+    expected = 0 if drop else 1
+    assert won(suite, drop) == {"base": expected, "miss_func": expected}
+
+
 # -- the package itself -----------------------------------------------------------------------
 
 
@@ -302,12 +324,7 @@ def whole() -> Iterator[MultiTurn]:
 @pytest.mark.slow
 @pytest.mark.parametrize("drop", (False, True))
 def test_all_true_calls_of_the_package(whole: MultiTurn, drop: bool) -> None:
-    won = collections.Counter()
-    for entry, item in zip(whole.entries, whole.items(), strict=True):
-        outcome, _ = drive(item.course(0), oracle(entry, drop=drop))
-        won[item.group] += outcome.won
-        assert not outcome.failed
-    assert won == dict.fromkeys(bfcl.CATEGORIES, 0 if drop else 200)
+    assert won(whole, drop) == dict.fromkeys(bfcl.CATEGORIES, 0 if drop else 200)
 
 
 def test_entries_of_the_package(whole: MultiTurn) -> None:

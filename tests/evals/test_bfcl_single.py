@@ -278,5 +278,5 @@ def test_entries_of_the_package(checker: Callable[..., bool]) -> None:
         with opened as suite:
             counts[suite.name] = len(suite.items())
             assert len({item.id for item in suite.items()}) == len(suite.items())
-            assert '"dict"' not in json.dumps([e.tools for e in suite.entries])
+            assert '"type": "dict"' not in json.dumps([e.tools for e in suite.entries])
     assert counts == {"bfcl_non_live": 1390, "bfcl_live": 2251}

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from spade_jax.evals.calls import Call
 from spade_jax.evals.suites import MODEL, USER, Course, Outcome, Say, Tools, Work
 from spade_jax.policy import templates
-from spade_jax.types import Generation, StopReason
+from spade_jax.policy.conversation import stream
+from spade_jax.types import Generation
+from tests.evals.courses import generation
 
 
 @dataclasses.dataclass
@@ -48,8 +50,37 @@ def drive(
         return end.value, log
 
 
-def generation(text: str) -> Generation:
-    return Generation(ids=(), logp=(), text=text, stop=StopReason.STOP)
+class Script:
+    """A speaker of replies given by item, which it knows by the name in a reply's stream."""
+
+    def __init__(self, suite: str, replies: Mapping[str, Sequence[str]]) -> None:
+        self._replies = {stream(0, f"{suite}/{item}")[1]: texts for item, texts in replies.items()}
+        self._given: dict[int, Generation] = {}
+        self._count = 0
+
+    def converse(self) -> Script:
+        return self
+
+    def open(self, tools: object = ()) -> int:
+        self._count += 1
+        return self._count
+
+    def ask(self, dialogue: int, messages: object, named: tuple[int, ...], budget: object) -> None:
+        _, item, _, number = named
+        self._given[dialogue] = generation(self._replies[item][number])
+
+    def answers(self) -> dict[int, Generation]:
+        given, self._given = self._given, {}
+        return given
+
+    def failure(self, dialogue: int) -> None:
+        """It never fails."""
+
+    def records(self, dialogue: int) -> tuple[()]:
+        return ()
+
+    def retire(self, dialogues: object) -> None:
+        """Nothing is kept."""
 
 
 def written(*calls: Call, tools: Tools = ()) -> str:
