@@ -1,8 +1,8 @@
 """ACEBench, the categories of one reply: normal and special.
 
-The data are not on PyPI. `root` is a checkout of github.com/chenchen0103/ACEBench (arXiv
-2501.12851); for the agent's part see `acebench_agent`. Of it these files are read, which hold a
-JSON object a line:
+The data are not on PyPI. `data` is a checkout of github.com/chenchen0103/ACEBench (arXiv
+2501.12851), or a folder with one called ACEBench; for the agent's part see `acebench_agent`. Of it
+these files are read, which hold a JSON object a line:
 
     data_all/data_en/data_CATEGORY.json
         id, question, function; time or profile where there is one
@@ -35,8 +35,8 @@ from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError, dataclass
 
 MEND = (
-    "take ACEBench's data and simulators from github.com/chenchen0103/ACEBench and give the folder "
-    "of its checkout as the suite's data"
+    "check out github.com/chenchen0103/ACEBench and give that folder by --data=PATH, or one it is "
+    "in"
 )
 NORMAL = (
     *("normal_single_turn_single_function", "normal_single_turn_parallel_function"),
@@ -73,12 +73,17 @@ def prompt(name: str, **values: str) -> str:
     return text.format(**values)
 
 
+def checkout(data: Path | None) -> Path:
+    """The checkout at, or in, a folder."""
+    if data is None:
+        raise UsageError(f"ACEBench needs its data, which we may not ship; {MEND}")
+    return data / "ACEBench" if (data / "ACEBench").is_dir() else data
+
+
 def read(
-    root: Path | None, category: str, fields: Sequence[str]
+    root: Path, category: str, fields: Sequence[str]
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Entries of a category with their answers; a UsageError where there are none to read."""
-    if root is None:
-        raise UsageError(f"ACEBench needs its data, which we may not ship; {MEND}")
     folder = root / "data_all" / "data_en"
     file, answers = (f / f"data_{category}.json" for f in (folder, folder / "possible_answer"))
     given = calls.read_lines(file, MEND, ("id", "question", "function", *fields))
@@ -86,7 +91,7 @@ def read(
     return calls.with_answers(given, truths, answers, MEND)
 
 
-def entries(root: Path | None, category: str) -> list[Entry]:
+def entries(root: Path, category: str) -> list[Entry]:
     """The entries of a category in their order."""
     name = "special" if category in SPECIAL else category.removeprefix("normal_")
     name = name if name in ("special", "preference") else "normal"
@@ -232,12 +237,17 @@ class OneReply:
 
 
 @contextlib.contextmanager
-def open_normal(root: Path | None) -> Iterator[OneReply]:
+def open_normal(data: Path | None) -> Iterator[OneReply]:
     """The categories in which functions are to be called."""
-    yield OneReply("acebench_normal", tuple(e for each in NORMAL for e in entries(root, each)))
+    yield _suite("acebench_normal", NORMAL, data)
 
 
 @contextlib.contextmanager
-def open_special(root: Path | None) -> Iterator[OneReply]:
+def open_special(data: Path | None) -> Iterator[OneReply]:
     """The categories in which something is wrong with the request."""
-    yield OneReply("acebench_special", tuple(e for each in SPECIAL for e in entries(root, each)))
+    yield _suite("acebench_special", SPECIAL, data)
+
+
+def _suite(name: str, categories: Sequence[str], data: Path | None) -> OneReply:
+    root = checkout(data)
+    return OneReply(name, tuple(e for each in categories for e in entries(root, each)))

@@ -75,7 +75,7 @@ class Entry:
     stones: tuple[tuple[tuple[Call, ...], ...], ...]  # milestones, in each of the ways
 
 
-def entries(root: Path | None, category: str) -> list[Entry]:
+def entries(root: Path, category: str) -> list[Entry]:
     """The entries of a category in their order; a UsageError where something is missing."""
     given = acebench.read(root, category, ("initial_config", "involved_classes"))
     acted = category == "agent_multi_turn"
@@ -292,8 +292,9 @@ class Agent:
 
 
 @contextlib.contextmanager
-def open_agent(root: Path | None, categories: Sequence[str] = CATEGORIES) -> Iterator[Agent]:
-    """The agent's part of the checkout at `root`."""
+def open_agent(data: Path | None, categories: Sequence[str] = CATEGORIES) -> Iterator[Agent]:
+    """The agent's part of a checkout."""
+    root = acebench.checkout(data)
     chosen = tuple(entry for each in categories for entry in entries(root, each))
     modules = sorted({part.module for entry in chosen for part in entry.parts})
     with Simulators(modules, [root], MEND) as simulators:

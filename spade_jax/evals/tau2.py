@@ -1,7 +1,7 @@
 """tau2-bench, its retail domain: an agent serves users who are acted, in a shop with rules.
 
-`data` is a checkout of github.com/sierra-research/tau2-bench (arXiv 2506.07982), or its folder
-data/tau2. Read from the latter:
+`data` is a checkout of github.com/sierra-research/tau2-bench (arXiv 2506.07982), a folder with one
+called tau2-bench, or the checkout's own folder data/tau2. Read from the last:
 
     domains/retail/db.json      products, users and orders
     domains/retail/policy.md    the rules
@@ -32,7 +32,10 @@ from spade_jax.evals.suites import USER, Course, Item, Outcome, Say, Settings, T
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError, dataclass
 
-MEND = "give a checkout of github.com/sierra-research/tau2-bench as the suite's data"
+MEND = (
+    "check out github.com/sierra-research/tau2-bench and give that folder by --data=PATH, or one "
+    "it is in"
+)
 ENDS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")  # what the user says to end it
 STEPS = 200  # messages of a conversation
 ERRORS = 10  # tools that refuse, after which it ends
@@ -73,8 +76,8 @@ def read(data: Path | None) -> tuple[Shared, list[Task]]:
     """The domain; a UsageError names the file that is missing or damaged."""
     if data is None:
         raise UsageError(f"tau2 needs its data, which we do not ship; {MEND}")
-    inner = data / "data" / "tau2"
-    folder = inner if inner.is_dir() else data
+    places = (data / "tau2-bench" / "data" / "tau2", data / "data" / "tau2")
+    folder = next((place for place in places if place.is_dir()), data)
     domain = folder / "domains" / "retail"
     guidelines = _text(folder / "user_simulator" / "simulation_guidelines.md")
     shared = Shared(

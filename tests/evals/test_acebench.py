@@ -270,11 +270,12 @@ def test_state_and_milestones_by_hand() -> None:
 def test_a_broken_checkout(
     root: Path, tmp_path: Path, file: str, text: str | None, message: str
 ) -> None:
-    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    inside = tmp_path / "ACEBench"  # in a folder with other suites' data
+    shutil.copytree(root, inside)
     if text is None:
-        (tmp_path / file).unlink()
+        (inside / file).unlink()
     else:
-        (tmp_path / file).write_text(text)
+        (inside / file).write_text(text)
     with pytest.raises(UsageError, match=f"{message}.*github.com/chenchen0103/ACEBench"):
         with acebench_agent.open_agent(tmp_path):
             pass
