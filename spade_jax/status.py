@@ -28,7 +28,7 @@ from spade_jax.types import UsageError
 BARS = "▁▂▃▄▅▆▇█"
 SPARK = 24  # values of a curve in small
 DESIGNS = 8  # most shown of the last ones
-OTHER_LINES = 22  # of a screen
+OTHER_LINES = 21  # of a screen
 RECENT = 5  # iterations the pace is judged by
 WATCHED = (
     ("success", "agent/success", "share"),
@@ -51,7 +51,8 @@ def screen(reading: Reading, height: int) -> RenderableType:
     parts.append(Columns([numbers, beside], padding=(0, 1)))
     if reading.index:
         shown = min(max(height - OTHER_LINES, 1), DESIGNS)
-        parts.append(Panel(designs(reading, shown), title="last designs", title_align="left"))
+        title = f"last designs: {', '.join(verdicts(reading.index))}"
+        parts.append(Panel(designs(reading, shown), title=title, title_align="left"))
     return Group(*parts)
 
 
@@ -120,7 +121,7 @@ def alarms(lines: Lines) -> RenderableType:
 
 
 def designs(reading: Reading, most: int) -> Table:
-    """The last designs, and the verdicts of their regeneration."""
+    """The last designs and how they fared."""
     table = Table.grid(padding=(0, 2))
     plays, rewards = (environments.by_environment(x) for x in (reading.plays, reading.rewards))
     for line in reading.index[-most:]:
@@ -128,7 +129,6 @@ def designs(reading: Reading, most: int) -> Table:
         row = environments.row(reading, line, plays.get(name, []), rewards.get(name, []))
         good = row["verdict"] in ("accepted", "given")
         table.add_row(*map(Text, (name, row["name"], row["skill"])), *_outcome(row, good))
-    table.add_row(Text("in all", "dim"), "", "", Text(", ".join(verdicts(reading.index)), "dim"))
     return table
 
 

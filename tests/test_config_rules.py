@@ -150,3 +150,12 @@ def test_a_missing_field_is_named(default: config_dict.ConfigDict) -> None:
     del tree["play"]["plays"]
     with pytest.raises(configs.ConfigError, match="lacks the field play.plays"):
         configs.check(config_dict.ConfigDict(tree))
+
+
+def test_a_tracker_that_is_not_installed_is_named(
+    default: config_dict.ConfigDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    configs.check(default)
+    with pytest.raises(configs.ConfigError, match="the package wandb is missing; run pip install"):
+        configs.check(with_field(default, "log.wandb", "offline"))

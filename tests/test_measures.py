@@ -236,3 +236,36 @@ def test_repairs_and_judgements_are_counted() -> None:
     assert m["designer/judge_unknown_share"] == pytest.approx(1 / 3)
     plain = measures.of_designs(designs[:1], [Verdict(reason=Reason.ACCEPTED)], frozenset())
     assert not {"designer/repaired_share", "designer/judge_unknown_share"} & plain.keys()
+
+
+def test_what_trackers_are_shown() -> None:
+    designs = [design(0, "class AEnv: pass"), design(1, "class BEnv: pass"), design(2, None)]
+    verdicts = [Verdict(reason=r) for r in (Reason.ACCEPTED, Reason.ACCEPTED, Reason.EXTRACT)]
+    regrets = (Regret(mean=0.5, stderr=None, pairs=1), Regret(mean=0.25, stderr=None, pairs=1))
+    pool = tuple(
+        PoolEntry(environment=environment(d.task.environment_id), plain=((1.0, 0.0),), regret=r)
+        for d, r in zip(designs, regrets, strict=False)
+    )
+    made = measures.Made(
+        designs=designs,
+        verdicts=verdicts,
+        episodes=[episode(1.0), episode(None), episode(0.5, arm=Arm.HINTED)],
+        samples=[],
+        rewards={"000000-000": 0.75},
+        scored={},
+        learned={},
+        tokens_sampled=0,
+    )
+    shown = measures.shown(made, HostState(pool=pool))
+    assert shown.histograms == {
+        "agent/returns": [1.0],
+        "agent/returns_hinted": [0.5],
+        "agent/win_rates": [0.5, 0.5],
+        "designer/regrets": [0.5, 0.25],
+        "designer/rewards": [0.75],
+    }
+    assert shown.texts["designer/last"].startswith("**BEnv**, s, regret +0.250\n\n    class BEnv")
+    assert shown.texts["designer/best"].startswith("**AEnv**, s, regret +0.500")
+    # Between regenerations there is nothing new to read.
+    later = dataclasses.replace(made, designs=[], verdicts=[])
+    assert measures.shown(later, HostState(pool=pool)).texts == {}

@@ -22,7 +22,7 @@ def test_one_screen(tmp_path: Path) -> None:
     text = "\n".join(lines)
     for words in ("success", "50.0%", "▁", "after 3 iterations  50.0% ± 98.0%", "few_valid"):
         assert words in text, words
-    assert "1 accepted, 1 leak" in text  # of the last regeneration's designs
+    assert "last designs: 1 accepted, 1 leak" in text  # of the last regeneration
     assert "000002-001  ChainEnv  Optimization" in text
 
 

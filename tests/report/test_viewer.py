@@ -1,12 +1,12 @@
 """The report in a browser: opened from disk, searched, filtered, expanded, by keys, on a phone."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.browser import NAMES, Page, browse
+from tests import screenshots
+from tests.browser import NAMES, Page, browse, installed
 from tests.report import sample
 from tests.report.test_page import render
 
@@ -30,8 +30,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page(tmp_path: Path, find_tool: Callable[[str], str]) -> Iterator[Page]:
-    program = next(filter(None, map(shutil.which, NAMES)), None) or find_tool(NAMES[0])
-    with browse(program, tmp_path / "profile") as opened:
+    with browse(installed() or find_tool(NAMES[0]), tmp_path / "profile") as opened:
         opened.shape(1280, 900)
         yield opened
 
@@ -154,4 +153,12 @@ def test_runs_are_overlaid_and_chosen(page: Page, report: Path) -> None:
     page.call("Page.reload")  # as while a run goes on: what was chosen stays
     page.wait("document.documentElement?.dataset.ready === 'true'")
     page.wait(f"{ROWS}.length === 5")
+    assert page.messages == []
+
+
+def test_pictures_for_the_docs(page: Page, report: Path, tmp_path: Path) -> None:
+    screenshots.take(page, report / "one.html", tmp_path)
+    for name in screenshots.PICTURES:
+        data = (tmp_path / name).read_bytes()
+        assert data[:4] == b"RIFF" and data[8:12] == b"WEBP" and len(data) < 150_000
     assert page.messages == []

@@ -307,6 +307,7 @@ async function show(key) {
   if (detail) parts.push(...sections(row, detail));
   else parts.push(make("p", { class: "quiet", text: "Its program and plays were left out to keep this file small; they are in the run's folder." }));
   panel.replaceChildren(...parts.filter(Boolean));
+  panel.dataset.key = key;
   if (narrow.matches && !document.body.classList.contains("open-detail")) left = scrollY;
   document.querySelector(".viewer").classList.add("open");
   document.body.classList.add("open-detail");
