@@ -214,11 +214,17 @@ function returns(detail) {
 
 const ENDS = { terminated: "ended by the environment", turns: "out of turns", tokens: "out of tokens", failed: "broken" };
 
+// The action, unless the reply is nothing else, and what it earned.
+function earned(reply, action, reward) {
+  if (action === null) return "no action found";
+  return (action.trim() === reply.trim() ? "" : `action ${JSON.stringify(action)}, `) + `reward ${number(reward)}`;
+}
+
 function told(episode) {
   return episode.turns.flatMap(([seen, reply, action, reward]) => [
     make("p", { class: "said world" }, make("b", { text: "environment" }), seen),
     make("p", { class: "said agent" }, make("b", { text: "agent" }), reply),
-    make("p", { class: "earned", text: action === null ? "no action found" : `action ${JSON.stringify(action)}, reward ${number(reward)}` }),
+    make("p", { class: "earned", text: earned(reply, action, reward) }),
   ]);
 }
 
@@ -322,12 +328,12 @@ async function show(key) {
 function sections(row, detail) {
   const parts = [section(row.name === "no program" ? "Reply" : "Program", highlighted(detail.code || ""))];
   if (detail.hint) parts.push(section("Hint", make("p", { class: "prose", text: detail.hint })));
+  if (row.win !== null || detail.transcripts.length) parts.push(playsOf(detail));
   if (row.document) parts.push(section("Document", make("p", { class: "quiet", text: row.document }),
     detail.excerpt ? make("p", { class: "prose", text: detail.excerpt }) : null));
   const seeds = [["Good examples", row.parents], ["Too easy or too hard ones", detail.negatives ?? []]].filter(([, ids]) => ids.length);
   if (seeds.length) parts.push(section("Memory seeds", ...seeds.flatMap(([title, ids]) => [make("p", { class: "quiet", text: title }), links(row.run, ids)])));
   parts.push(lineage(row));
-  if (row.win !== null || detail.transcripts.length) parts.push(playsOf(detail));
   return parts;
 }
 
