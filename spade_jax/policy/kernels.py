@@ -25,13 +25,22 @@ ONLY = {"cudnn": "gpu", "splash": "tpu"}  # kernels of one platform
 ATTENTION = ("auto", "einsum", "dot_product", *ONLY)
 
 
+def platform_in_use() -> str:
+    """That of the mesh which is set, though it be of devices that are not here; else the default.
+
+    A program can be compiled for a slice of TPUs on any machine (`spade_jax.preflight`).
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
 def choose(attention: str = "auto", platform: str | None = None) -> Kernels:
     """The platform's kernels, or those with the attention asked for.
 
-    `platform` is the default one where it is not given. Raises UsageError for an attention that is
+    `platform` is the one in use where it is not given. Raises UsageError for an attention that is
     unknown or belongs to another platform.
     """
-    platform = platform or jax.default_backend()
+    platform = platform or platform_in_use()
     if attention not in ATTENTION:
         raise UsageError(f"attention is {attention!r}; choose one of {', '.join(ATTENTION)}")
     if ONLY.get(attention, platform) != platform:
