@@ -2,7 +2,6 @@
 
 import functools
 import math
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +18,8 @@ from spade_jax.learn import batching, step
 from spade_jax.learn.batching import Rows
 from spade_jax.policy import hub, model, sharding
 from spade_jax.policy.model import ModelConfig
+from spade_jax.preflight.programs import PUBLISHED
 
-PUBLISHED = Path(__file__).parent / "published"  # config.json of each model, in what counts here
 RECIPES = [*(f"games:{v}" for v in games.VARIANTS), *(f"tool_use:{v}" for v in tool_use.VARIANTS)]
 
 

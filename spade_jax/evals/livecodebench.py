@@ -1,11 +1,11 @@
 """LiveCodeBench: contest problems, judged by what programs print or functions return.
 
 The data are those of `livecodebench/code_generation_lite` (Jain et al. 2024, arXiv 2403.07974): a
-JSONL file, or a folder of them, whose lines have `question_id`, `question_content`, `difficulty`,
-`starter_code`, `metadata` (JSON with `func_name`) and the tests `public_test_cases` and
-`private_test_cases` (JSON, the latter also as it is published: pickled, zlib, base64). They are not
-shipped here. The release v6 is all files up to `test6.jsonl`; that file alone holds its newest
-problems. One reply an item at temperature 0.2 within 16,384 tokens, 6 seconds a test, as in the
+JSONL file, or a folder of `test*.jsonl`, which may be called `livecodebench` and lie among those of
+other suites. Lines have `question_id`, `question_content`, `difficulty`, `starter_code`, `metadata`
+(JSON with `func_name`) and the tests `public_test_cases` and `private_test_cases` (JSON, the latter
+also as it is published: pickled, zlib, base64). They are not shipped here. The release v6 is all
+files up to `test6.jsonl`; that file alone holds its newest problems. One reply an item at temperature 0.2 within 16,384 tokens, 6 seconds a test, as in the
 published evaluations of the method's models.
 """
 
@@ -79,7 +79,8 @@ class LiveCodeBench:
     def items(self) -> Sequence[Item]:
         if self._path is None:
             raise UsageError(f"the suite livecodebench has no data; {SOURCE}")
-        files = sorted(self._path.glob("*.jsonl")) if self._path.is_dir() else [self._path]
+        folder = self._path / self.name if (self._path / self.name).is_dir() else self._path
+        files = sorted(folder.glob("test*.jsonl")) if folder.is_dir() else [folder]
         found = [each for file in files for each in _heads(file)]
         if not found:
             raise UsageError(f"{self._path} holds no problems; {SOURCE}")

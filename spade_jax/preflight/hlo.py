@@ -21,7 +21,15 @@ COLLECTIVES = (
     *("collective-permute", "collective-broadcast"),
 )
 _FREE = {  # move nothing, or are counted where they start
-    *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id"),
+    *(
+        "parameter",
+        "constant",
+        "get-tuple-element",
+        "tuple",
+        "bitcast",
+        "after-all",
+        "partition-id",
+    ),
     *("replica-id", "opt-barrier", "optimization-barrier", "copy-done", "slice-done", "while"),
     *("conditional", "call", "add-dependency", "async-done", "async-update", "domain"),
     *(f"{kind}-done" for kind in COLLECTIVES),

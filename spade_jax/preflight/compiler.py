@@ -1,0 +1,309 @@
+"""The process that compiles: its own, since libtpu talks on stderr and may bring a process down.
+
+A request comes as JSON on stdin, facts go out as JSON lines on stdout, one a program, as soon as
+they are known. XLA writes what it made of each program into a folder, also where that does not fit
+into memory: from there come the largest buffers.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from spade_jax import config as configs
+from spade_jax.preflight import chips, hlo, programs
+from spade_jax.preflight.programs import Program
+from spade_jax.types import UsageError
+
+LARGEST = 6  # buffers named
+# What a process that compiles needs to be told before it loads JAX.
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_ENABLE_COMPILATION_CACHE": "0",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "0",
+    "TPU_SKIP_MDS_QUERY": "1",  # ask no metadata server what this machine is
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # another process may compile too
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to compile: the config in a file, for a slice."""
+
+    config: str
+    topology: str
+    replica_hosts: int
+    every_bucket: bool
+    only: list[str]  # how the names of the programs begin; []: all
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """What the compiler reckons a device does in a second; of other devices, by the links."""
+
+    flops: float
+    bandwidth: float
+    link: float  # bytes a second on one axis of the torus, both ways round
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A program's work outside of loops of unknown length, or in one round of such a loop."""
+
+    what: str
+    flops: float
+    bytes: float
+    seconds: float
+    sent: tuple[tuple[str, int, float], ...]  # kind of collective, size of its group, bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What the compiler says of a program; bytes are those of one device.
+
+    `failed` is its sentence where the program does not fit. `optimal_s` is its own estimate, which
+    counts the body of a loop once and is None where it knows none.
+    """
+
+    name: str
+    phase: str
+    holds: tuple[str, ...]
+    compile_s: float
+    arguments: int = 0
+    outputs: int = 0
+    aliased: int = 0  # outputs that take the place of arguments
+    temporaries: int = 0
+    code: int = 0
+    optimal_s: float | None = None
+    parts: tuple[Part, ...] = ()
+    largest: tuple[tuple[int, str], ...] = ()  # bytes and what it is
+    untold: tuple[str, ...] = ()  # kernels whose products are not counted
+    failed: str = ""
+
+    @property
+    def peak(self) -> int:
+        """All it needs while it runs."""
+        return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
+
+
+# -- time -------------------------------------------------------------------------------------
+
+
+def rates(devices: Sequence[jax.Device], topology: str) -> Rates:
+    """The rates behind the compiler's `optimal_seconds`, from its word on two small programs."""
+    place = NamedSharding(Mesh(list(devices[:1]), ("one",)), PartitionSpec())
+    shape = jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16, sharding=place)
+
+    def said(f: Callable[..., jax.Array], *arguments: jax.ShapeDtypeStruct) -> dict[str, float]:
+        return jax.jit(f).lower(*arguments).compile().cost_analysis()
+
+    product, sweep = said(jnp.matmul, shape, shape), said(lambda x: x + 1, shape)
+    _, sides = chips.read(topology)
+    axes = 2 if len(sides) == 2 else 3
+    return Rates(
+        flops=product["flops"] / product["optimal_seconds"],
+        bandwidth=sweep["bytes accessed"] / sweep["optimal_seconds"],
+        link=chips.device(topology).links / (2 * axes),
+    )
+
+
+def seconds(works: Sequence[hlo.Work], rate: Rates, topology: str) -> float:
+    """Time of some work: each instruction as long as its products or its bytes take.
+
+    Collectives come on top, but for those that run beside other instructions; all together they
+    take no less than the links need.
+    """
+    sides = sorted(chips.read(topology)[1], reverse=True)
+    busy = sum(w.times * max(w.flops / rate.flops, w.bytes / rate.bandwidth) for w in works)
+    links = [
+        (w.sent.hidden, w.times * w.sent.bytes / (rate.link * _axes(w.sent.group, sides)))
+        for w in works
+        if w.sent
+    ]
+    exposed = sum(s for hidden, s in links if not hidden)
+    return max(busy + exposed, sum(s for _, s in links))
+
+
+def _axes(group: int, sides: Sequence[int]) -> int:
+    """Axes of the torus that a group of so many devices lies along: as few as hold it."""
+    held = 1
+    for n, side in enumerate(sides, 1):
+        held *= side
+        if group <= held:
+            return n
+    return len(sides)
+
+
+def parts(text: str, loops: Sequence[str], rate: Rates, topology: str) -> tuple[Part, ...]:
+    """A program's work: the fixed part, then a round of each loop of unknown length."""
+    by_loop: dict[int | None, list[hlo.Work]] = collections.defaultdict(list)
+    for work in hlo.works(text):
+        by_loop[work.loop].append(work)
+    out = []
+    for loop in [None, *sorted(n for n in by_loop if n is not None)]:
+        works, sent = by_loop[loop], collections.Counter()
+        for w in works:
+            if w.sent:
+                sent[w.sent.kind, w.sent.group] += w.times * w.sent.bytes
+        what = "" if loop is None else loops[loop] if loop < len(loops) else f"loop {loop}"
+        out.append(
+            Part(
+                what=what,
+                flops=sum(w.times * w.flops for w in works),
+                bytes=sum(w.times * w.bytes for w in works),
+                seconds=seconds(works, rate, topology),
+                sent=tuple((*key, n) for key, n in sorted(sent.items())),
+            )
+        )
+    return tuple(out)
+
+
+# -- memory -----------------------------------------------------------------------------------
+
+_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_LINE = re.compile(r"^ *[\d.]+\w+\( *\d+%\); +([\d.]+)(\w+); +\d+; +\d+; (.*)$")
+
+
+def read_report(text: str) -> tuple[int, list[tuple[int, str]]]:
+    """Bytes of HBM in all, and the largest buffers, of XLA's memory usage report."""
+    own = text.partition("Memory Space: vmem")[0]
+    total = re.search(r"Total bytes: (\d+)", own)
+    found = []
+    for line in own.splitlines():
+        if match := _LINE.match(line):
+            number, unit, shapes = match.groups()
+            found.append((int(float(number) * _UNITS.get(unit, 1)), shapes))
+    found.sort(key=lambda pair: -pair[0])
+    return int(total.group(1)) if total else 0, found
+
+
+def named(shapes: str, text: str) -> str:
+    """A buffer by the shapes it holds, the largest first, and where the first one comes from."""
+    first = max(shapes.split(", "), key=_size)
+    shape = re.search(r"\w+\[[\d,]*\]", first)
+    if shape is None:
+        return shapes
+    pattern = rf" = \(?{re.escape(shape.group())}[^\n]*op_name=\"([^\"]*)\""
+    made = re.search(pattern, text)
+    return f"{shape.group()} of {_short(made.group(1))}" if made else shape.group()
+
+
+def _names(largest: list[tuple[int, str]], text: str) -> tuple[tuple[int, str], ...]:
+    return tuple((n, named(shapes, text)) for n, shapes in largest[:LARGEST])
+
+
+def _size(shapes: str) -> float:
+    return sum(b.bytes for b in hlo.buffers(shapes))
+
+
+def _short(op: str) -> str:
+    """An operation's path without the names that every path has."""
+    skipped = ("while", "body", "closed_call", "checkpoint", "rematted_computation")
+    steps = [s for s in op.split("/") if s not in skipped and not s.startswith("jit(")]
+    return "/".join(steps[-3:]) or op
+
+
+# -- compiling --------------------------------------------------------------------------------
+
+
+def compiled(program: Program, rate: Rates, topology: str, folder: Path) -> Facts:
+    """Compile one program and say what came of it."""
+    lowered = program.lower()
+    for old in folder.glob("*.txt"):
+        old.unlink()
+    began = time.perf_counter()
+    facts = Facts(program.name, program.phase, program.holds, 0.0)
+    try:
+        made = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        took = time.perf_counter() - began
+        text, total, largest = _written(folder)
+        arguments = programs.per_device((program.arguments, program.options))
+        return dataclasses.replace(
+            facts,
+            compile_s=took,
+            arguments=arguments,
+            temporaries=max(0, total - arguments),
+            largest=_names(largest, text),
+            failed=str(error).splitlines()[0],
+        )
+    took = time.perf_counter() - began
+    memory, cost, text = made.memory_analysis(), made.cost_analysis(), made.as_text()
+    optimal = cost.get("optimal_seconds", 0.0)
+    return dataclasses.replace(
+        facts,
+        compile_s=took,
+        arguments=memory.argument_size_in_bytes,
+        outputs=memory.output_size_in_bytes,
+        aliased=memory.alias_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+        optimal_s=optimal if optimal > 0 else None,
+        parts=parts(text, program.loops, rate, topology),
+        largest=_names(_written(folder)[2], text),
+        untold=tuple(sorted({w.kernel for w in hlo.works(text) if w.kernel})),
+    )
+
+
+def _written(folder: Path) -> tuple[str, int, list[tuple[int, str]]]:
+    """Of what XLA wrote into the folder: the program's text, its bytes and its largest buffers."""
+    reports = sorted(folder.glob("*memory-usage-report.txt"), key=lambda path: path.stat().st_size)
+    if not reports:
+        return "", 0, []
+    text = Path(str(reports[-1]).replace("-memory-usage-report", ""))
+    return (text.read_text() if text.exists() else "", *read_report(reports[-1].read_text()))
+
+
+def answers(request: Request) -> Iterator[dict[str, object]]:
+    """What is said of the request: the slice and what stays resident, then each program."""
+    devices = chips.devices(request.topology)
+    rate = rates(devices, request.topology)
+    c = configs.load(request.config)
+    a = programs.lay_out(c, programs.sizes(c.model.path), devices, request.replica_hosts)
+    own, held = programs.learning(a), programs.cache(a)
+    yield {
+        "devices": len(devices),
+        "mesh": dict(a.mesh.shape),
+        "sampling_mesh": dict(a.sampling.shape),
+        "replicas": a.replicas,
+        "context": programs.context(a),
+        "residents": programs.residents(a, own, held),
+        "model": dataclasses.asdict(a.model),
+        "rates": dataclasses.asdict(rate),
+    }
+    folder = Path(os.environ["XLA_FLAGS"].partition("--xla_dump_to=")[2].split()[0])
+    for program in programs.programs(a, own, held, every_bucket=request.every_bucket):
+        if request.only and not program.name.startswith(tuple(request.only)):
+            continue
+        yield {"next": program.name}
+        facts = compiled(program, rate, request.topology, folder)
+        yield dataclasses.asdict(facts) | {"peak": facts.peak}
+
+
+def main() -> None:
+    """Answer the request on stdin; a mistake in it is a line with `error`."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libtpu says shall not come between
+    request = Request(**json.load(sys.stdin))
+    try:
+        for answer in answers(request):
+            print(json.dumps(answer), file=out, flush=True)
+    except UsageError as error:
+        print(json.dumps({"error": str(error)}), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

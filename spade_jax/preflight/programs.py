@@ -1,0 +1,409 @@
+"""The programs of a run, with abstract arguments, made by the functions that the run calls.
+
+Nothing is allocated and no device is needed but by name: parameters, optimizer, cache and batches
+are shapes with the places they will have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from ml_collections import config_dict
+
+from spade_jax import limits
+from spade_jax import run as run_setup
+from spade_jax.learn import batching, learner, step
+from spade_jax.learn.batching import Rows
+from spade_jax.policy import conversation, decoding, hub, model, sampler, sampling, sharding
+from spade_jax.policy.model import ModelConfig, Params
+from spade_jax.types import UsageError
+
+PUBLISHED = Path(__file__).parent / "assets" / "published"  # config.json of models, by folder name
+STOP_IDS = (0, 1)  # what they are makes no difference to a program
+Tree = Any  # of jax.ShapeDtypeStruct
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A run on a slice: where it trains, and where one of its `replicas` samples."""
+
+    config: config_dict.ConfigDict
+    model: ModelConfig
+    mesh: Mesh
+    sampling: Mesh  # of one replica
+    spread: Mesh  # of all replicas, for the copy of the weights to them
+    replicas: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A jitted function and its arguments, in shapes, to compile on `mesh`.
+
+    `holds` names the residents among the arguments, see `residents`; `loops` says what one round
+    of each of its loops is whose length the data decide.
+    """
+
+    name: str
+    phase: str  # weights | sample | learn
+    mesh: Mesh
+    function: Any  # of jax.jit
+    arguments: tuple[Tree, ...]
+    options: dict[str, Any]  # static arguments, and others by name
+    holds: tuple[str, ...]
+    loops: tuple[str, ...] = ()
+
+    def lower(self) -> jax.stages.Lowered:
+        """The program as the compiler gets it."""
+        with jax.set_mesh(self.mesh):
+            return self.function.lower(*self.arguments, **self.options)
+
+
+# -- model and meshes -------------------------------------------------------------------------
+
+
+def sizes(path: str) -> ModelConfig:
+    """Sizes of the model at `path`, or of the published one of that name where nothing is there.
+
+    The weights need not be there. A run's folder leads to the model that it started from.
+    """
+    folder = hub.folder(path)
+    if not folder.exists() and (PUBLISHED / folder.name).is_dir():
+        return hub.read_config(PUBLISHED / folder.name)
+    try:
+        kept = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        kept = {}
+    if isinstance(kept, dict) and isinstance(kept.get("model"), dict):
+        return sizes(kept["model"]["path"])
+    return hub.read_config(folder)
+
+
+def lay_out(
+    c: config_dict.ConfigDict, m: ModelConfig, devices: Sequence[jax.Device], hosts: int
+) -> Layout:
+    """The run on these devices; each replica samples on those of `hosts` hosts, 0: of all.
+
+    Raises UsageError for a mesh that divides neither devices nor heads nor experts.
+    """
+    mesh = sharding.make_mesh(c.mesh, devices)
+    check_mesh(m, mesh)
+    own, replicas = replica(m, devices, hosts)
+    spread = _mesh((replicas, *own.devices.shape[1:]), mesh.devices.flat)
+    return Layout(c, m, mesh, own, spread, replicas)
+
+
+def check_mesh(m: ModelConfig, mesh: Mesh) -> None:
+    """UsageError where heads or experts do not fall into equal pieces."""
+    for axis, what, size in (
+        ("tensor", "query heads", m.heads),
+        ("tensor", "key heads", m.kv_heads),
+        ("tensor", "columns of a feed-forward", m.expert_ffn if m.experts else m.ffn),
+        ("expert", "experts", m.experts or 1),
+    ):
+        pieces = mesh.shape[axis]
+        if size % pieces:
+            raise UsageError(
+                f"the mesh has {pieces} devices on its axis {axis}, which do not divide the "
+                f"model's {size} {what}; give --config.mesh a divisor of {size} there"
+            )
+
+
+def replica(m: ModelConfig, devices: Sequence[jax.Device], hosts: int) -> tuple[Mesh, int]:
+    """The mesh on which a replica samples, and how many replicas there are.
+
+    Weights in as many pieces as there are devices: heads first, then experts. Every step reads
+    nearly all of them, so that this is what takes least time and least memory.
+    """
+    of_host: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        of_host.setdefault(device.process_index, []).append(device)
+    hosts = hosts or len(of_host)
+    if len(of_host) % hosts:
+        raise UsageError(
+            f"replicas of {hosts} hosts do not divide the slice's {len(of_host)}; give "
+            "--replica_hosts a divisor of that"
+        )
+    chosen = [d for own in list(of_host.values())[:hosts] for d in own]
+    tensor = math.gcd(m.kv_heads, len(chosen))
+    rest = len(chosen) // tensor
+    expert = math.gcd(m.experts, rest) if m.experts else 1
+    return _mesh((1, rest // expert, tensor, expert), chosen), len(of_host) // hosts
+
+
+def _mesh(shape: Sequence[int], devices: Sequence[jax.Device]) -> Mesh:
+    """The devices in their order, as a mesh."""
+    made = np.asarray(list(devices), dtype=object).reshape(shape)
+    return Mesh(made, sharding.AXES, axis_types=(AxisType.Auto,) * len(sharding.AXES))
+
+
+# -- what is resident -------------------------------------------------------------------------
+
+
+def placed(tree: Tree, places: Tree) -> Tree:
+    """A tree of shapes, each at its place."""
+    return jax.tree.map(
+        lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), tree, places
+    )
+
+
+def whole(tree: Tree, mesh: Mesh) -> Tree:
+    """A tree of shapes, of which each device has all."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=everywhere), tree)
+
+
+def per_device(tree: Tree) -> int:
+    """Bytes of a device that a tree of shapes takes; what has no place is whole."""
+    return sum(
+        math.prod(a.sharding.shard_shape(a.shape) if a.sharding else a.shape) * a.dtype.itemsize
+        for a in jax.tree.leaves(tree)
+        if isinstance(a, jax.ShapeDtypeStruct)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Learning:
+    """The learner with its state in shapes, as `run.set_up` makes them."""
+
+    learner: learner.Learner
+    tx: optax.GradientTransformation
+    state: Tree
+    base: Params | None  # what is not trained
+    reference: Params | None  # of a KL term, where it is a copy of its own
+
+    @property
+    def params(self) -> Params:
+        """The model's parameters."""
+        return self.learner.assemble(self.state.params, self.base)
+
+
+def learning(a: Layout) -> Learning:
+    """What trains, on the mesh of the layout."""
+    c, m = a.config, a.model
+    declared = model.declare(m)
+    params = placed(model.abstract(m), sharding.parameters(declared, a.mesh, "train"))
+    tx, made = run_setup.new_optimizer(c), []
+
+    def create(params: Params) -> step.LearnerState:
+        own, trained = run_setup.new_learner(c, m, params, tx)
+        made.append(own)
+        return step.create(trained, tx, ema=c.learn.ema_decay > 0)
+
+    with jax.set_mesh(a.mesh):  # the kernels are those of its platform
+        state = jax.eval_shape(create, params)
+    own = made[0]
+    trained = params if own.assemble is step.whole else whole(state.params, a.mesh)
+    like = jax.tree.map(lambda p: p.sharding, trained)
+    everywhere = functools.partial(whole, mesh=a.mesh)
+    state = step.LearnerState(
+        params=trained,
+        opt_state=optax.tree.map_params(
+            tx,
+            lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
+            state.opt_state,
+            like,
+            transform_non_params=everywhere,
+        ),
+        step=everywhere(state.step),
+        ema=None if state.ema is None else trained,
+    )
+    frozen = None if own.assemble is step.whole else params
+    return Learning(own, tx, state, frozen, params if c.learn.kl and frozen is None else None)
+
+
+def copy(a: Layout, mesh: Mesh) -> Params:
+    """The weights as the sampler has them."""
+    dtype = jnp.dtype(a.config.model.compute_dtype)
+    shapes = jax.eval_shape(
+        lambda p: model.in_compute_dtype(p, a.model, dtype), model.abstract(a.model)
+    )
+    return placed(shapes, sharding.parameters(model.declare(a.model), mesh, "sample"))
+
+
+def context(a: Layout) -> int:
+    """Most tokens of a conversation."""
+    return min(limits.longest(a.config, a.model), a.model.max_positions)
+
+
+def cache(a: Layout) -> decoding.Cache:
+    """The sampler's cache, on the mesh of a replica."""
+    c = a.config
+    columns = context(a) + max(c.sampling.block, sampler.WIDTHS[-1])  # as Sampler has them
+    new = functools.partial(
+        decoding.empty_cache,
+        a.model,
+        c.sampling.slots,
+        columns,
+        jnp.dtype(c.model.compute_dtype),
+    )
+    with jax.set_mesh(a.sampling):
+        places = jax.jit(new).lower().compile().output_shardings
+    return placed(jax.eval_shape(new), places)
+
+
+def residents(a: Layout, own: Learning, held: decoding.Cache) -> dict[str, int]:
+    """Bytes of a device for what stays there from one program to the next."""
+    state = own.state
+    return {
+        "parameters": per_device((state.params, own.base)),
+        "optimizer": per_device((state.opt_state, state.ema, state.step)),
+        "reference": per_device(own.reference),
+        "sampling copy": per_device(copy(a, a.sampling)),
+        "cache": per_device(held),
+    }
+
+
+# -- the programs -----------------------------------------------------------------------------
+
+
+def programs(
+    a: Layout, own: Learning, held: decoding.Cache, *, every_bucket: bool
+) -> Iterator[Program]:
+    """All programs of an iteration, in its order."""
+    yield _weights(a, own)
+    yield from _sampling(a, held, every_bucket)
+    yield from _updates(a, own)
+
+
+def _weights(a: Layout, own: Learning) -> Program:
+    """From the learner's parameters to the copy that samples."""
+    dtype = jnp.dtype(a.config.model.compute_dtype)
+    places = sharding.parameters(model.declare(a.model), a.spread, "sample")
+
+    def weights(params: Params) -> Params:
+        return model.in_compute_dtype(model.arrays(params), a.model, dtype)
+
+    return Program(
+        name="weights to the sampler",
+        phase="weights",
+        mesh=a.mesh,
+        function=jax.jit(weights, out_shardings=places),
+        arguments=(own.params,),
+        options={},
+        holds=("parameters",),
+    )
+
+
+def rows(count: int, length: int, capacity: int, mesh: Mesh) -> Rows:
+    """Room for `capacity` micro-batches of packed rows."""
+    columns = batching.pack([], [], buckets=(1,), micro_rows=(1,), capacity=(1,))[0][0]
+    shapes = Rows(*(jax.ShapeDtypeStruct((capacity, count, length), x.dtype) for x in columns))
+    return placed(shapes, sharding.batch(shapes, mesh, axis=1))
+
+
+def _updates(a: Layout, own: Learning) -> Iterator[Program]:
+    """Log-probabilities under the learner's weights, or the reference's, and the update."""
+    c = a.config
+    batch = tuple(
+        rows(n, length, learner.FIRST_CAPACITY, a.mesh)
+        for n, length in zip(c.learn.rows, c.learn.row_tokens, strict=True)
+    )
+    loops = tuple(
+        f"micro-batch of {n} x {length:,}"
+        for n, length in zip(c.learn.rows, c.learn.row_tokens, strict=True)
+    )
+
+    counts = whole(jax.ShapeDtypeStruct((len(batch),), jnp.int32), a.mesh)
+    hyper = own.learner.hyper
+    yield Program(
+        name="log-probabilities",
+        phase="learn",
+        mesh=a.mesh,
+        function=step.score,
+        arguments=(own.params, batch, counts),
+        options={"c": a.model, "h": hyper},
+        holds=("parameters",),
+        loops=loops,
+    )
+    twice = 2 if hyper.role_norms else 1
+    counts = whole(jax.ShapeDtypeStruct((twice * len(batch),), jnp.int32), a.mesh)
+    own_rules = {"tx": own.tx, "frozen": own.base, "assemble": own.learner.assemble}
+    yield Program(
+        name="train step",
+        phase="learn",
+        mesh=a.mesh,
+        function=step.train_step,
+        arguments=(own.state, batch * twice, counts),
+        options={"c": a.model, "h": hyper, **own_rules},
+        holds=("parameters", "optimizer"),
+        loops=loops * twice,
+    )
+
+
+def column_buckets(longest: int, columns: int) -> list[int]:
+    """How many columns of the cache a program of the sampler may read."""
+    return sorted({min(sampler.column_bucket(n), columns) for n in range(longest)})
+
+
+def _replies(count: int) -> decoding.Replies:
+    """Shapes of what is known of so many replies."""
+    length = len(conversation.stream(0, "", 0, 0, 0, 0))  # of a turn's random stream
+
+    def each(dtype: type, *more: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((count, *more), dtype)
+
+    how = sampling.Rows(each(jnp.float32), each(jnp.float32), each(jnp.int32), each(jnp.float32))
+    return decoding.Replies(each(jnp.uint32, length), each(jnp.int32), each(jnp.int32), how)
+
+
+def _sampling(a: Layout, held: decoding.Cache, every_bucket: bool) -> Iterator[Program]:
+    """Prefill, decoding and what moves keys and values; of the buckets at least the extremes."""
+    c, m, slots, group = a.config, a.model, a.config.sampling.slots, sampler.GROUP
+    params = copy(a, a.sampling)
+    truncated = limits.sampling(c.play).truncates or limits.sampling(c.design).truncates
+    buckets = column_buckets(context(a), held.values[0].shape[3])
+    both = ("sampling copy", "cache")
+
+    def ints(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    make = functools.partial(Program, phase="sample", mesh=a.sampling)
+    for width in sampler.WIDTHS if every_bucket else sampler.WIDTHS[-1:]:
+        for columns in buckets if every_bucket else (buckets[0], buckets[-1]):
+            told = (ints(group), ints(group), ints(group, width), ints(group), _replies(group))
+            yield make(
+                f"prefill {group} x {width} after {columns:,}",
+                function=decoding.prefill,
+                arguments=(params, held, *told),
+                options={"c": m, "columns": columns, "truncated": truncated},
+                holds=both,
+            )
+    block = c.sampling.block
+    yield make(
+        f"decode {slots} slots",
+        function=decoding.decode,
+        arguments=(params, held, ints(slots), ints(slots), ints(slots), _replies(slots)),
+        options={
+            **{"c": m, "columns": None, "stop_ids": STOP_IDS},
+            **{"steps": block, "truncated": truncated},
+        },
+        holds=both,
+        loops=("token of each slot",),
+    )
+    for name, n, width in (("prefill", group, sampler.WIDTHS[-1]), ("block", slots, block)):
+        new = functools.partial(decoding.empty_cache, m, n, width, held.keys[0].dtype)
+        yield make(
+            f"write a {name} into the cache",
+            function=decoding.write,
+            arguments=(held, jax.eval_shape(new), ints(n), ints(n)),
+            options={},
+            holds=("cache",),
+        )
+    yield make(
+        f"copy a prefix of {buckets[-1]:,}",
+        function=decoding.prefixes,
+        arguments=(held, ints(group)),
+        options={"columns": buckets[-1]},
+        holds=("cache",),
+    )
