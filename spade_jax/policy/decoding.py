@@ -16,7 +16,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from spade_jax.policy import model, sampling, sharding
+from spade_jax.policy import cached, experts, model, sampling, sharding
+from spade_jax.policy.kernels import choose
 from spade_jax.policy.model import UNROLLED, ModelConfig, Params
 
 
@@ -116,8 +117,15 @@ def advance(
     )
     dtype = old.keys[0].dtype
 
-    def layer(x_RTD: jax.Array, parts: tuple) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        p, old_k, old_v, recent_k, recent_v = parts
+    kernels, size = choose(), c.layers // groups(c)
+    stacked = experts.MATRICES if c.experts and kernels.experts in experts.STACKED else ()
+    whole = {name: params["layers"][name] for name in stacked}
+    each = {name: w for name, w in params["layers"].items() if name not in stacked}
+    in_place = t == 1 and kernels.cached != "einsum"
+
+    def layer(x_RTD: jax.Array, parts: tuple, g: int) -> tuple[jax.Array, tuple]:
+        p, number, old_parts, recent_k, recent_v = parts
+        p = p | whole
         q_RTHC, k_RTKC, v_RTKC = model.project(p, x_RTD, angles, c)
         recent_k = jax.lax.dynamic_update_slice(
             recent_k, k_RTKC.transpose(0, 2, 3, 1), (0, 0, 0, column)
@@ -125,15 +133,28 @@ def advance(
         recent_v = jax.lax.dynamic_update_slice(
             recent_v, v_RTKC.transpose(0, 2, 1, 3), (0, 0, column, 0)
         )
-        out_RTHC = attend(q_RTHC, ((old_k, old_v), (recent_k, recent_v)), visible_RTS)
-        return model.finish_layer(p, x_RTD, out_RTHC, c), (recent_k, recent_v)
+        if in_place:
+            cache = old.keys[g], old.values[g], number - g * size
+            out_RTHC = attend_in_place(
+                kernels.cached, q_RTHC, cache, length_R, (recent_k, recent_v), column
+            )
+        else:
+            out_RTHC = attend(q_RTHC, (old_parts, (recent_k, recent_v)), visible_RTS)
+        out = model.finish_layer(p, x_RTD, out_RTHC, c, kernels, number if stacked else None)
+        return out, (recent_k, recent_v)
 
     x_RTD = model.embed(params, tokens_RT, dtype)
-    keys, values, size = [], [], c.layers // groups(c)
+    keys, values = [], []
     for g in range(groups(c)):
-        weights = jax.tree.map(lambda a, g=g: a[g * size : (g + 1) * size], params["layers"])
-        parts = (weights, old.keys[g], old.values[g], recent.keys[g], recent.values[g])
-        x_RTD, (k, v) = jax.lax.scan(layer, x_RTD, parts, unroll=size == 1)
+        parts = (
+            jax.tree.map(lambda a, g=g: a[g * size : (g + 1) * size], each),
+            jnp.arange(g * size, (g + 1) * size),
+            () if in_place else (old.keys[g], old.values[g]),
+            recent.keys[g],
+            recent.values[g],
+        )
+        of = functools.partial(layer, g=g)
+        x_RTD, (k, v) = jax.lax.scan(of, x_RTD, parts, unroll=size == 1)
         keys.append(k)
         values.append(v)
     return x_RTD, Cache(tuple(keys), tuple(values))
@@ -164,6 +185,27 @@ def attend(
         start = end
     out = out.reshape(r, kv, h // kv, t, size).transpose(0, 3, 1, 2, 4)
     return out.reshape(r, t, h, size)
+
+
+def attend_in_place(
+    kernel: str,
+    q_R1HC: jax.Array,
+    cache: tuple[jax.Array, jax.Array, jax.Array],
+    length_R: jax.Array,
+    recent: tuple[jax.Array, jax.Array],
+    column: jax.Array,
+) -> jax.Array:
+    """`attend` for one token a row, by a kernel of `cached` that takes all layers and a number."""
+    r, _, h, size = q_R1HC.shape
+    kv = recent[0].shape[1]
+    q_RKGC = q_R1HC.reshape(r, kv, h // kv, size) * size**-0.5
+    seen_R = jnp.full_like(length_R, column + 1)
+    newer = (a[None] for a in recent)
+    parts = [
+        cached.attend(kernel, q_RKGC, *cache, length_R),
+        cached.einsum(q_RKGC, *newer, jnp.zeros((), jnp.int32), seen_R),
+    ]
+    return cached.join(parts).astype(q_R1HC.dtype).reshape(r, 1, h, size)
 
 
 class Replies(NamedTuple):

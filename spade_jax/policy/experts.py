@@ -53,13 +53,21 @@ def dense(p: Weights, x_ND: jax.Array, chosen_NP: jax.Array, weight_NP: jax.Arra
     return jnp.einsum("XNF,XFD->ND", gated_XNF, down_XFD)
 
 
-def ragged(p: Weights, x_ND: jax.Array, chosen_NP: jax.Array, weight_NP: jax.Array) -> jax.Array:
+def ragged(
+    p: Weights,
+    x_ND: jax.Array,
+    chosen_NP: jax.Array,
+    weight_NP: jax.Array,
+    layer: jax.Array | None = None,
+) -> jax.Array:
     """One product over the picks sorted by expert, each expert's rows together. (N, D).
 
-    A pick that names none of the experts in `p` costs no product and adds nothing.
+    A pick that names none of the experts in `p` costs no product and adds nothing. With `layer`,
+    `p` holds the matrices of all layers: those of the others are groups without rows, which are
+    never read, while a layer cut out of them would be copied before the product.
     """
     n, picks = chosen_NP.shape
-    experts = len(p["gate"])
+    experts = p["gate"].shape[-3]
     chosen_M = chosen_NP.reshape(n * picks)
     chosen_M = jnp.where((chosen_M >= 0) & (chosen_M < experts), chosen_M, experts)
     order_M = jnp.argsort(chosen_M, stable=True)
@@ -67,8 +75,12 @@ def ragged(p: Weights, x_ND: jax.Array, chosen_NP: jax.Array, weight_NP: jax.Arr
     # Rows past the last expert's hold whatever the product leaves there: selected away before and
     # after, so that neither value nor gradient comes from them.
     own_M1 = (chosen_M[order_M] < experts)[:, None]
+    if layer is not None:
+        groups = jnp.zeros((len(p["gate"]) * experts,), jnp.int32)
+        sizes_X = jax.lax.dynamic_update_slice(groups, sizes_X, (layer * experts,))
 
     def product(a_MI: jax.Array, w: jax.Array) -> jax.Array:
+        w = w.reshape(-1, *w.shape[-2:])
         return jax.lax.ragged_dot(a_MI, w.astype(a_MI.dtype), sizes_X)
 
     x_MD = jnp.where(own_M1, x_ND[order_M // picks], 0)
@@ -80,24 +92,34 @@ def ragged(p: Weights, x_ND: jax.Array, chosen_NP: jax.Array, weight_NP: jax.Arr
 
 
 PRODUCTS = {"dense": dense, "ragged": ragged}
+STACKED = ("ragged",)  # those that take the matrices of all layers
+MATRICES = ("gate", "up", "down")
 
 
 def feed_forward(
-    p: Weights, x_BTD: jax.Array, *, picks: int, normalise: bool, product: str
+    p: Weights,
+    x_BTD: jax.Array,
+    *,
+    picks: int,
+    normalise: bool,
+    product: str,
+    layer: jax.Array | None = None,
 ) -> jax.Array:
     """Routing and the chosen experts' outputs, summed. `p` holds the router too. (B, T, D).
 
-    On a mesh each device routes its own tokens and computes what its experts, or its part of their
-    width, add to the tokens of all devices that it shares the experts with.
+    With `layer` the experts' matrices in `p` are those of all layers (see STACKED). On a mesh each
+    device routes its own tokens and computes what its experts, or its part of their width, add to
+    the tokens of all devices that it shares the experts with.
     """
     p = {name: p[name] for name in _AXES}
     compute = functools.partial(_compute, picks=picks, normalise=normalise, product=product)
     mesh = sharding.ambient()
     if mesh is None:
-        return compute(p, x_BTD)
+        return compute(p, x_BTD, layer)
     rows, _, _ = sharding.split(("batch", None, None), x_BTD.shape, mesh, "sample")
-    experts, _, ffn = sharding.split(_AXES["gate"], p["gate"].shape, mesh, "sample")
-    weights = {name: sharding.spec(_AXES[name], w.shape, mesh, "sample") for name, w in p.items()}
+    axes = {name: ("layer",) * (p[name].ndim - len(a)) + a for name, a in _AXES.items()}
+    experts, _, ffn = sharding.split(axes["gate"], p["gate"].shape, mesh, "sample")[-3:]
+    weights = {name: sharding.spec(axes[name], w.shape, mesh, "sample") for name, w in p.items()}
     compute = functools.partial(
         compute,
         divided=bool(experts),
@@ -105,12 +127,13 @@ def feed_forward(
         narrow=bool(ffn),
     )
     x = PartitionSpec(rows or None)
-    return sharding.per_device(compute, (weights, x), x)(p, x_BTD)
+    return sharding.per_device(compute, (weights, x, PartitionSpec()), x)(p, x_BTD, layer)
 
 
 def _compute(
     p: Weights,
     x_BTD: jax.Array,
+    layer: jax.Array | None,
     *,
     picks: int,
     normalise: bool,
@@ -128,8 +151,9 @@ def _compute(
         routed = (jax.lax.all_gather(each, "expert", tiled=True) for each in routed)
     x_ND, chosen_NP, weight_NP = routed
     if divided:
-        chosen_NP -= jax.lax.axis_index("expert") * len(p["gate"])
-    y_ND = PRODUCTS[product](p, x_ND, chosen_NP, weight_NP)
+        chosen_NP -= jax.lax.axis_index("expert") * p["gate"].shape[-3]
+    stacked = () if layer is None else (layer,)
+    y_ND = PRODUCTS[product](p, x_ND, chosen_NP, weight_NP, *stacked)
     if narrow:
         y_ND = jax.lax.psum(y_ND, "tensor")
     if shared:

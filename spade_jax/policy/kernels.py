@@ -14,12 +14,13 @@ class Kernels(NamedTuple):
 
     attention: str  # of attention.KERNELS
     experts: str  # of experts.PRODUCTS
+    cached: str = "einsum"  # of cached.KERNELS
 
 
 PLATFORMS = {
     "cpu": Kernels("einsum", "dense"),  # a ragged product computes all experts there
     "gpu": Kernels("einsum", "ragged"),
-    "tpu": Kernels("splash", "ragged"),
+    "tpu": Kernels("splash", "ragged", "pallas"),
 }
 ONLY = {"cudnn": "gpu", "splash": "tpu"}  # kernels of one platform
 ATTENTION = ("auto", "einsum", "dot_product", *ONLY)

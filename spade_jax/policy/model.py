@@ -284,8 +284,12 @@ def finish_layer(
     out_BTHC: jax.Array,
     c: ModelConfig,
     kernels: Kernels | None = None,
+    layer: jax.Array | None = None,
 ) -> jax.Array:
-    """Add a layer's attention output and its feed-forward to the residual stream."""
+    """Add a layer's attention output and its feed-forward to the residual stream.
+
+    With `layer`, its number, the experts' matrices in `p` are those of all layers.
+    """
     b, t = x_BTD.shape[:2]
     x_BTD = x_BTD + linear(out_BTHC.reshape(b, t, -1), p["o"].reshape(-1, c.width))
     y_BTD = rms_norm(x_BTD, p["ffn_norm"], c.norm_eps)
@@ -296,6 +300,7 @@ def finish_layer(
             picks=c.experts_per_token,
             normalise=c.normalise_picks,
             product=(kernels or choose()).experts,
+            layer=layer,
         )
     gated_BTF = jax.nn.silu(linear(y_BTD, p["gate"])) * linear(y_BTD, p["up"])
     return x_BTD + linear(gated_BTF, p["down"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spade_jax import config_rules
-from spade_jax.policy import attention, experts, kernels
+from spade_jax.policy import attention, cached, experts, kernels
 from spade_jax.policy.kernels import Kernels
 from spade_jax.types import UsageError
 
@@ -105,6 +105,7 @@ def test_each_platform_has_kernels_that_exist() -> None:
     assert kernels.choose("dot_product", "gpu") == Kernels("dot_product", "ragged")
     for platform in kernels.PLATFORMS.values():
         assert platform.attention in attention.KERNELS and platform.experts in experts.PRODUCTS
+        assert platform.cached in cached.KERNELS
     assert set(kernels.ATTENTION) == {"auto", *attention.KERNELS}
     assert config_rules.CHOICES["model.attention"] == kernels.ATTENTION
 

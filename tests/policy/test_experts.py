@@ -68,6 +68,16 @@ def test_both_forms_are_one_function(layer: experts.Weights, first: int) -> None
     assert idle.any() == (first > 0), "some tokens have no expert here"
 
 
+def test_matrices_of_all_layers_and_a_number(layer: experts.Weights) -> None:
+    stacked = random_params(MOE)["layers"]
+    chosen, weight = experts.route(X_ND, layer["router"], PICKS, normalise=True)
+    for number in range(MOE.layers):
+        own = {name: stacked[name][number] for name in experts.MATRICES}
+        expected = experts.ragged(own, X_ND, chosen, weight)
+        y = experts.ragged(stacked, X_ND, chosen, weight, jnp.asarray(number))
+        np.testing.assert_allclose(y, expected, atol=1e-6)
+
+
 def test_every_expert_chosen_is_the_weighted_sum(layer: experts.Weights) -> None:
     x = np.asarray(X_ND, np.float64)
     p = {name: np.asarray(value, np.float64) for name, value in layer.items()}
