@@ -2,6 +2,7 @@
 
 import functools
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp

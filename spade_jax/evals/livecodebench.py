@@ -5,8 +5,9 @@ JSONL file, or a folder of `test*.jsonl`, which may be called `livecodebench` an
 other suites. Lines have `question_id`, `question_content`, `difficulty`, `starter_code`, `metadata`
 (JSON with `func_name`) and the tests `public_test_cases` and `private_test_cases` (JSON, the latter
 also as it is published: pickled, zlib, base64). They are not shipped here. The release v6 is all
-files up to `test6.jsonl`; that file alone holds its newest problems. One reply an item at temperature 0.2 within 16,384 tokens, 6 seconds a test, as in the
-published evaluations of the method's models.
+files up to `test6.jsonl`; that file alone holds its newest problems. One reply an item at
+temperature 0.2 within 16,384 tokens, 6 seconds a test, as in the published evaluations of the
+method's models.
 """
 
 from __future__ import annotations
