@@ -50,6 +50,7 @@ setup(
         "gym": ["gymnasium>=1.0"],
         "endpoint": ["openai>=2.0"],
         "corpus": ["pyarrow>=18.0", "tensorflow-datasets>=4.9.10"],
+        "eval": ["math-verify>=0.9", "openai>=2.0", "reasoning-gym>=0.1.25"],
         "serve": ["starlette>=1.0", "uvicorn>=0.35"],
         "test": [
             "gymnasium>=1.0",

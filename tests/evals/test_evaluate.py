@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import openai
 import pytest
 
-from spade_jax import evaluate, weights
+from spade_jax import evaluate, in_loop, metrics, weights
 from spade_jax.envs.sandbox import Sandbox
 from spade_jax.evals import heldout, results, runner
 from spade_jax.evals.runner import Result
@@ -57,7 +57,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     return start
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def served(model_folder: Path) -> Iterator[str]:
     """The address of the small model."""
     tokenizer, source = ChatTokenizer(model_folder), weights.find(model_folder)
@@ -235,3 +235,32 @@ def test_comparing_from_the_command_line(
     for words, told in ((("compare", a), "takes two files"), (("run",), "unexpected argument")):
         with pytest.raises(UsageError, match=told):
             run(*words)
+
+
+def test_benchmarks_during_training(model_folder: Path, tmp_path: Path) -> None:
+    lines = [{"problem": f"What is {n} + 4?", "answer": str(n + 4)} for n in range(30)]
+    (tmp_path / "aime25.json").write_text(json.dumps(lines))
+    fields = {
+        "evaluation.suites": ("aime25",),
+        "evaluation.limit": 3,
+        "evaluation.plays": 2,
+        "evaluation.reply_tokens": 4,
+        "evaluation.data": str(tmp_path),
+        "sampling.slots": 4,
+    }
+    c = small_run.configured("tiny", fields)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "FLAGS", SimpleNamespace(**NOTHING | {"model": str(model_folder)}))
+        with evaluate.open_model(c, 320) as partner:
+            assert in_loop.evaluate(small_run.configured("tiny"), partner.speaker, tmp_path) == {}
+            folder = tmp_path / "evaluation" / "000020"
+            measured = in_loop.evaluate(c, partner.speaker, folder)
+            assert in_loop.evaluate(c, partner.speaker, folder) == measured, "it starts anew"
+            c.evaluation.reply_tokens = 320
+            with pytest.raises(UsageError, match="take up to 320 tokens, but.*holds 320; lower"):
+                in_loop.evaluate(c, partner.speaker, folder)
+    assert [metrics.describe(name).unit for name in measured] == ["share", "plays"]
+    assert measured["evaluation/suite/AIME-25/failed"] == 0
+    plays = made(folder)
+    assert [(p.item, p.play) for p in plays] == [(str(n), k) for n in range(3) for k in (0, 1)]
+    assert all(play.tokens <= 4 for play in plays)

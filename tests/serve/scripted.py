@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from spade_jax.policy import hub
-from spade_jax.policy.sampler import Ids
+from spade_jax.policy.sampler import Ids, Sampler
 from spade_jax.policy.sampling import Sampling
 from spade_jax.policy.tokenizer import ChatTokenizer
 from spade_jax.serve.__main__ import bind
@@ -105,7 +105,7 @@ class ScriptedSampler:
 
 @contextlib.contextmanager
 def serving(
-    sampler: ScriptedSampler,
+    sampler: ScriptedSampler | Sampler,
     tokenizer: ChatTokenizer,
     *,
     key: str | None = None,
@@ -127,6 +127,7 @@ def serving(
         try:
             yield f"http://127.0.0.1:{sock.getsockname()[1]}"
         finally:
-            sampler.gate.set()
+            if isinstance(sampler, ScriptedSampler):
+                sampler.gate.set()
             server.should_exit = True
             thread.join()
