@@ -133,6 +133,14 @@ def test_tests_are_linted_first_and_tiered(launch: Callable) -> None:
     assert "-m pytest -m slow or not slow" in log
 
 
+def test_evaluation_packages_come_without_their_dependencies(launch: Callable) -> None:
+    done, log = launch("install_eval.sh")
+    assert done.returncode == 0, done.stderr
+    assert f"--editable {ROOT}" in log[0]
+    assert log[1].endswith("--no-deps bfcl-eval==2026.3.23 mpmath==1.3.0")
+    assert launch("install_eval.sh")[1] == []
+
+
 def test_scripts_are_clean(find_tool: Callable[[str], str]) -> None:
     done = subprocess.run(
         [find_tool("shellcheck"), "--external-sources", *map(str, SCRIPTS)],

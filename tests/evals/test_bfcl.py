@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import importlib.util
 import json
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -335,3 +336,68 @@ def test_entries_of_the_package(whole: MultiTurn) -> None:
             assert '"dict"' not in json.dumps(tools)
     assert turns == {"base": 734, "miss_func": 934, "miss_param": 934, "long_context": 734}
     assert whole.source.steps == 20
+
+
+def altered(entry: Entry, rng: random.Random) -> list[list[list[Call]]]:
+    """The true calls by turn and step, mostly with something changed."""
+    turns = []
+    for truth in entry.truth:
+        calls = list(truth)
+        for _ in range(rng.choice((0, 0, 1)) if calls else 0):
+            at = rng.randrange(len(calls))
+            call = calls[at]
+            match rng.randrange(5):
+                case 0:
+                    del calls[at]
+                    break
+                case 1:
+                    calls.insert(at, call)
+                case 2:
+                    rng.shuffle(calls)
+                case 3:
+                    calls.insert(at, Call(name="no_such_thing", named={"a": 1}))
+                case _ if call.named:
+                    name = rng.choice(list(call.named))
+                    named = {**call.named, name: rng.choice(["x", 1, 2.5, True, None, ["x"]])}
+                    calls[at] = dataclasses.replace(call, named=named)
+        cut = rng.randrange(len(calls) + 1)
+        turns.append([step for step in (calls[:cut], calls[cut:]) if step])
+    return turns
+
+
+def in_python(call: Call) -> str:
+    named = [f"{name}={value!r}" for name, value in call.named.items()]
+    return f"{call.name}({', '.join([*map(repr, call.values), *named])})"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("category", bfcl.CATEGORIES)
+def test_as_the_package_judges(whole: MultiTurn, category: str) -> None:
+    folder = "bfcl_eval.eval_checker.multi_turn_eval"
+    theirs = importlib.import_module(f"{folder}.multi_turn_checker")
+    worlds = vars(importlib.import_module(f"{folder}.multi_turn_utils"))
+    kept, rng, verdicts = set(worlds), random.Random(category), collections.Counter()
+    lines = (whole.source.data / f"BFCL_v4_multi_turn_{category}.json").read_text().splitlines()
+    for number, item in enumerate(whole.items()):
+        entry = whole.entries[number]
+        if entry.category != category:
+            continue
+        turns = altered(entry, rng)
+        replies = [
+            reply
+            for turn, tools in zip(turns, entry.tools, strict=True)
+            for reply in [*(written(*step, tools=tools) for step in turn), "Done."]
+        ]
+        ours = drive(item.course(0), replies)[0].won
+        verdict = theirs.multi_turn_checker(
+            [[[in_python(call) for call in step] for step in turn] for turn in turns],
+            [[in_python(call) for call in turn] for turn in entry.truth],
+            json.loads(lines[number % 200]),
+            category,
+            "model",
+        )
+        for name in set(worlds) - kept:
+            del worlds[name]
+        assert ours == verdict["valid"], (entry.id, verdict)
+        verdicts[ours] += 1
+    assert min(verdicts[True], verdicts[False]) > 20
