@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from spade_jax import folder
 from spade_jax.folder import Lines
@@ -15,27 +15,51 @@ from spade_jax.types import class_name
 
 Detail = dict[str, object]
 CUT = " … [cut here]"
+FEW = 160  # characters of a text that are there in any case
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Level:
     """How much of each environment a report holds; None: all.
 
-    Of every `every`-th environment: texts of so many characters, so many transcripts, and whether
-    their trained tokens are marked.
+    Of each: texts of so many characters, so many transcripts of as many characters in all, and
+    whether their trained tokens are marked. Transcripts are there of every `played`-th environment
+    alone, programs and texts of every `programs`-th.
     """
 
     characters: int | None = None
     transcripts: int | None = None
     tokens: bool = True
-    every: int = 1
+    played: int = 1
+    programs: int = 1
 
     def cut(self, text: str | None) -> str | None:
-        if text is None or self.characters is None or len(text) <= self.characters:
+        return cut(text, self.characters)
+
+
+def cut(text: str | None, most: int | None) -> str | None:
+    """The text, or its beginning and a word that it goes on."""
+    if text is None or most is None or len(text) <= most:
+        return text
+    return text[:most] + CUT
+
+
+class Room:
+    """Characters left for the texts of one transcript; None: no bound."""
+
+    def __init__(self, most: int | None) -> None:
+        self.left = most
+
+    def cut(self, text: str | None) -> str | None:
+        """As much of the text as there is room for, and a little in any case."""
+        if text is None or self.left is None:
             return text
-        return text[: self.characters] + CUT
+        kept = cut(text, max(self.left, FEW))
+        self.left -= len(kept)
+        return kept
 
 
+SHORT = Level(characters=2_000, transcripts=2, tokens=False)
 LEVELS = (
     Level(),
     Level(characters=20_000),
@@ -43,8 +67,10 @@ LEVELS = (
     Level(characters=8_000, transcripts=8, tokens=False),
     Level(characters=8_000, transcripts=4, tokens=False),
     Level(characters=4_000, transcripts=2, tokens=False),
-    Level(characters=2_000, transcripts=2, tokens=False),
-    *(Level(characters=2_000, transcripts=2, tokens=False, every=2**k) for k in range(1, 12)),
+    SHORT,
+    *(replace(SHORT, played=2**k) for k in range(1, 6)),
+    replace(SHORT, transcripts=0),
+    *(replace(SHORT, transcripts=0, programs=2**k) for k in range(1, 12)),
 )
 
 
@@ -114,9 +140,10 @@ def details(reading: Reading, level: Level) -> Iterator[tuple[str, Detail]]:
     plays, transcripts = by_environment(reading.plays), transcripts_of(reading)
     for k, line in enumerate(reversed(reading.index)):
         name = line["environment_id"]
-        if k % level.every:
+        if k % level.programs:
             continue
         of_it = transcripts.get(name, [])
+        kept = [] if k % level.played else of_it[: level.transcripts]
         yield (
             name,
             {
@@ -127,7 +154,7 @@ def details(reading: Reading, level: Level) -> Iterator[tuple[str, Detail]]:
                     [each["iteration"], each["plain"], each["hinted"]]
                     for each in plays.get(name, [])
                 ],
-                "transcripts": [transcript(each, level) for each in of_it[: level.transcripts]],
+                "transcripts": [transcript(each, level) for each in kept],
                 "of": len(of_it),
                 **{f: line[f] for f in KEPT_FIELDS if line.get(f) not in (None, "", [], 0)},
             },
@@ -152,6 +179,7 @@ def transcripts_of(reading: Reading) -> dict[str, Lines]:
 
 def transcript(episode: Mapping[str, object], level: Level) -> Detail:
     """One play as the viewer tells it."""
+    room, tokens = Room(level.characters), Room(level.characters)
     found = {
         "iteration": episode["iteration"],
         "arm": episode["arm"],
@@ -162,22 +190,17 @@ def transcript(episode: Mapping[str, object], level: Level) -> Detail:
         "tokens": episode["tokens"],
         "advantage": rounded(episode.get("advantage")),
         "turns": [
-            [
-                level.cut(t["observation"]),
-                level.cut(t["reply"]),
-                level.cut(t["action"]),
-                t["reward"],
-            ]
+            [room.cut(t["observation"]), room.cut(t["reply"]), room.cut(t["action"]), t["reward"]]
             for t in episode["turns"]
         ],
     }
     if episode["hint"]:
-        found["hint"] = level.cut(episode["hint"])
+        found["hint"] = room.cut(episode["hint"])
         found["leaks"] = episode["hint_leaks"]
     if episode["failure"]:
         found["failure"] = {f: episode["failure"][f] for f in ("phase", "kind", "message")}
     if level.tokens and "rows" in episode:
         found["rows"] = [
-            [[trained, n, level.cut(text)] for trained, n, text in row] for row in episode["rows"]
+            [[trained, n, tokens.cut(text)] for trained, n, text in row] for row in episode["rows"]
         ]
     return found

@@ -102,17 +102,23 @@ def pack(value: object) -> str:
 def within(readings: Sequence[Reading], room: int) -> tuple[list[dict[str, object]], Level]:
     """Packed details of the environments at the first level that fits into so many bytes."""
     for level in LEVELS:
-        chunks, size = [], 0
-        for run, reading in enumerate(readings):
-            for some in batched(environments.details(reading, level), CHUNK):
-                chunks.append({"run": run, "names": [name for name, _ in some]})
-                chunks[-1]["data"] = pack(dict(some))
-                size += len(chunks[-1]["data"]) + 20 * len(some) + 100
-            if size > room and level != LEVELS[-1]:
+        chunks, left = [], room
+        for chunk in packed(readings, level):
+            chunks.append(chunk)
+            left -= sum(map(len, (*chunk["names"], chunk["data"]))) + len(chunk["names"]) + 100
+            if left < 0:
                 break
         else:
-            break
-    return chunks, level
+            return chunks, level
+    return [], level
+
+
+def packed(readings: Sequence[Reading], level: Level) -> Iterator[dict[str, object]]:
+    """Details of all environments of all runs by the chunk."""
+    for run, reading in enumerate(readings):
+        for some in batched(environments.details(reading, level), CHUNK):
+            names = [name for name, _ in some]
+            yield {"run": run, "names": names, "data": pack(dict(some))}
 
 
 def batched(items: Iterator[tuple[str, Detail]], n: int) -> Iterator[list[tuple[str, Detail]]]:
@@ -128,11 +134,13 @@ def notes(readings: Sequence[Reading], level: Level) -> list[str]:
         found.append(f"texts are cut after {level.characters:,} characters")
     if level.transcripts is not None:
         found.append(f"at most {level.transcripts} transcripts of an environment are here")
-    if not level.tokens:
+    if not level.tokens and level.transcripts:
         found.append("trained tokens are not marked")
-    if level.every > 1:
-        n = sum(len(reading.index) for reading in readings)
-        found.append(f"programs and plays of one in {level.every} of the {n:,} environments")
+    n = sum(len(reading.index) for reading in readings)
+    if level.played > 1:
+        found.append(f"transcripts are those of one in {level.played} of the {n:,} environments")
+    if level.programs > 1:
+        found.append(f"programs and texts are those of one in {level.programs} of the {n:,}")
     return found
 
 

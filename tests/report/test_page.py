@@ -110,16 +110,17 @@ def test_levels_leave_out_more_and_more(folder: Path) -> None:
     reading = sample.reading(folder)
     sizes = [len(json.dumps(list(environments.details(reading, level)))) for level in page.LEVELS]
     assert sizes == sorted(sizes, reverse=True)
-    few = dict(environments.details(reading, Level(characters=20, transcripts=1, every=2)))
+    few = dict(environments.details(reading, Level(20, 1, programs=2)))
     assert list(few) == ["000002-001", "000000-002", "000000-000"]
     assert len(few["000000-000"]["transcripts"]) == 1 and few["000000-000"]["of"] == 3
     assert few["000000-000"]["code"] == 'class SumEnv:\n    ""' + environments.CUT
-    notes = page.notes([reading], Level(characters=20, transcripts=1, tokens=False, every=2))
+    notes = page.notes([reading], Level(20, 1, tokens=False, played=4, programs=2))
     assert notes == [
         "texts are cut after 20 characters",
         "at most 1 transcripts of an environment are here",
         "trained tokens are not marked",
-        "programs and plays of one in 2 of the 5 environments",
+        "transcripts are those of one in 4 of the 5 environments",
+        "programs and texts are those of one in 2 of the 5",
     ]
 
 
@@ -152,3 +153,15 @@ def test_the_program_writes_the_page_and_prints_tables(folder: Path, tmp_path: P
     assert any(line.startswith("| base | 2 | 0.0%") for line in lines)
     assert (tmp_path / "all.html").read_text().startswith("<!doctype html>")
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_transcript_has_room_for_its_first_texts(folder: Path) -> None:
+    room = environments.Room(300)
+    assert [room.cut("a" * 200), room.cut(None), room.cut("b" * 200), room.cut("c" * 200)] == [
+        *("a" * 200, None),
+        *(letter * environments.FEW + environments.CUT for letter in "bc"),
+    ]
+    assert environments.Room(None).cut("a" * 10**6) == "a" * 10**6
+    played = dict(environments.details(sample.reading(folder), Level(played=4)))
+    assert [name for name, each in played.items() if each["transcripts"]] == ["000000-000"]
+    assert all(each["code"] for each in played.values())
