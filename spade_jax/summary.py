@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.axes
@@ -11,11 +11,8 @@ import matplotlib.figure
 
 from spade_jax.evals.intervals import Comparison, Mean, compare, mean
 from spade_jax.folder import PLOT, Outcome, read_evaluations
-from spade_jax.learn.regret import pool_regrets
-from spade_jax.metrics import Value, read_metrics
-from spade_jax.types import Regret
-
-Lines = Sequence[dict[str, Value]]
+from spade_jax.metrics import read_metrics
+from spade_jax.outcomes import Lines, parts, regret_of
 
 
 def write(workdir: Path) -> str:
@@ -68,21 +65,6 @@ def table(evaluations: dict[int, list[Outcome]], metrics: Lines) -> str:
     return "\n".join(lines)
 
 
-def regret_of(metrics: Lines) -> Regret:
-    """Regret over all regenerations' pairs taken as one sample."""
-    return pool_regrets(
-        [
-            Regret(
-                mean=line["designer/regret_mean"],
-                stderr=line["designer/regret_stderr"],
-                pairs=line["designer/regret_pairs"],
-            )
-            for line in metrics
-            if line.get("designer/regret_mean") is not None
-        ]
-    )
-
-
 def plot(evaluations: dict[int, list[Outcome]], metrics: Lines) -> matplotlib.figure.Figure:
     """Held-out success, success in play, regret and valid share over the iterations."""
     figure = matplotlib.figure.Figure(figsize=(11, 7), layout="constrained")
@@ -119,18 +101,6 @@ def plot(evaluations: dict[int, list[Outcome]], metrics: Lines) -> matplotlib.fi
     axes[1, 1].set_title("paired regret (95% interval)", fontsize=10)
     axes[1, 1].set_xlabel("iteration", fontsize=9)
     return figure
-
-
-def parts(
-    before: Sequence[Outcome], after: Sequence[Outcome], key: Callable[[Outcome], object]
-) -> dict[object, Comparison]:
-    names = dict.fromkeys(key(o) for o in before)
-    return {
-        name: compare(
-            [o.won for o in before if key(o) == name], [o.won for o in after if key(o) == name]
-        )
-        for name in names
-    }
 
 
 def _row(name: str, part: Comparison, share: float) -> str:

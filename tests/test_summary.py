@@ -6,6 +6,7 @@ import pytest
 
 from spade_jax import summary
 from spade_jax.folder import Outcome
+from spade_jax.outcomes import regret_of
 
 BEFORE = {("a", 1): 1, ("a", 2): 0, ("b", 1): 0, ("b", 2): 0}
 AFTER = {("a", 1): 1, ("a", 2): 1, ("b", 1): 0, ("b", 2): 1}
@@ -95,6 +96,6 @@ def test_written_files(finished_run: Path, tmp_path: Path) -> None:
 
 def test_regret_needs_known_values() -> None:
     unknown = {"designer/regret_mean": None, "designer/regret_stderr": None}
-    regret = summary.regret_of([unknown | {"designer/regret_pairs": 0}, METRICS[0], METRICS[1]])
+    regret = regret_of([unknown | {"designer/regret_pairs": 0}, METRICS[0], METRICS[1]])
     assert (regret.mean, regret.pairs) == (0.5, 2)
     assert regret.stderr == pytest.approx(0.5)

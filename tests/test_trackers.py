@@ -1,13 +1,15 @@
 """Trackers: what TensorBoard and Weights & Biases are told, and that steps never go back."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ml_collections import config_dict
 from tensorboardX.proto import event_pb2
 
-from spade_jax import trackers
+from spade_jax import trackers, train
 from spade_jax.trackers import Shown
 
 SHOWN = Shown({"agent/returns": [0.0, 1.0, 1.0]}, {"designer/last": "**SumEnv**\n\n    class"})
@@ -71,7 +73,7 @@ class Wandb:
 @pytest.fixture
 def wandb(monkeypatch: pytest.MonkeyPatch) -> Wandb:
     fake = Wandb()
-    monkeypatch.setitem(__import__("sys").modules, "wandb", fake)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
     return fake
 
 
@@ -106,3 +108,17 @@ def test_wandb_itself_offline(tmp_path: Path) -> None:
     assert json.loads((tmp_path / trackers.WANDB_FILE).read_text())["step"] == 2
     folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
     assert len(folders) == 2 and all(list(folder.glob("*.wandb")) for folder in folders)
+
+
+def test_a_config_chooses_its_trackers(
+    wandb: Wandb, tmp_path: Path, default: config_dict.ConfigDict
+) -> None:
+    chosen = default.copy_and_resolve_references()
+    chosen.update_from_flattened_dict({"log.wandb": "offline", "log.project": "games"})
+    opened = train.open_trackers(chosen, tmp_path, 0)
+    for tracker in opened:
+        tracker.close()
+    assert [type(tracker) for tracker in opened] == [trackers.TensorBoard, trackers.WandB]
+    assert wandb.inits[0]["project"] == "games" and wandb.inits[0]["config"]["iterations"] == 400
+    chosen.update_from_flattened_dict({"log.wandb": "off", "log.tensorboard": False})
+    assert train.open_trackers(chosen, tmp_path, 0) == []

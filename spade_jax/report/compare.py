@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from spade_jax import summary
+from spade_jax import outcomes
 from spade_jax.evals.intervals import Comparison, Mean, compare, mean
 from spade_jax.folder import Outcome
 from spade_jax.report.runs import Group, Reading
@@ -43,7 +43,7 @@ def run_row(reading: Reading) -> Row:
     outcome, share = held_out(reading), "-"
     if outcome:
         first, last = (reading.evaluations[pick(reading.evaluations)] for pick in (min, max))
-        families = summary.parts(first, last, lambda o: o.family).values()
+        families = outcomes.parts(first, last, lambda o: o.family).values()
         whole = outcome.gain.value * outcome.gain.n
         largest = max(part.gain.value * part.gain.n for part in families)
         share = f"{largest / whole if whole else 0.0:.0%}"
@@ -80,7 +80,7 @@ def comparison_cells(outcome: Comparison | None) -> Row:
 
 def low_regret(readings: Sequence[Reading]) -> Cell:
     """Lower end of the 95% interval of the regret over all pairs of the runs."""
-    regret = summary.regret_of([line for reading in readings for line in reading.metrics])
+    regret = outcomes.regret_of([line for reading in readings for line in reading.metrics])
     if regret.mean is None or regret.stderr is None:
         return Cell("-")
     low = regret.mean - 1.96 * regret.stderr

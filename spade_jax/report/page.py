@@ -18,10 +18,10 @@ from pathlib import Path
 import jinja2
 
 from spade_jax import health
+from spade_jax.outcomes import parts, regret_of
 from spade_jax.report import compare, curves, environments
 from spade_jax.report.environments import LEVELS, Detail, Level
 from spade_jax.report.runs import Group, Reading, flatten
-from spade_jax.summary import parts, regret_of
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("charts.js", "python.js", "viewer.js", "page.js")

@@ -108,10 +108,9 @@ def workdirs(names: Sequence[str]) -> list[Path]:
 
 @dataclass
 class Group:
-    """Runs that differ in their seed alone. `differs`: the fields that set them apart."""
+    """Runs that differ in their seed alone; the label says what sets them apart."""
 
     label: str
-    differs: Mapping[str, object]
     runs: Sequence[Reading]
 
 
@@ -132,10 +131,10 @@ def group(readings: Sequence[Reading]) -> list[Group]:
     ]
     groups = []
     for runs, config in zip(keys.values(), configs, strict=True):
-        differs = {field: config.get(field) for field in fields}
-        named = {f: v for f, v in differs.items() if json.dumps(v) != _majority(configs, f)}
+        values = {field: config.get(field) for field in fields}
+        named = {f: v for f, v in values.items() if json.dumps(v) != _majority(configs, f)}
         label = ", ".join(f"{field}={_short(value)}" for field, value in named.items())
-        groups.append(Group(label=label or _plain_label(runs), differs=differs, runs=runs))
+        groups.append(Group(label=label or _plain_label(runs), runs=runs))
     return groups
 
 

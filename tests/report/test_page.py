@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from spade_jax import config as configs
-from spade_jax.report import environments, page
+from spade_jax.report import environments, page, write
 from spade_jax.report.environments import Level
 from spade_jax.report.runs import flatten, group
 from tests.report import sample
@@ -142,6 +142,29 @@ def report(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+def test_watching_ends_with_the_last_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plot, out, waited = folder / "plot.png", tmp_path / "report.html", []
+    plot.unlink()
+
+    def wait(seconds: float) -> None:
+        waited.append((seconds, index(out)["every"]))
+        if len(waited) == 2:
+            plot.write_bytes(b"")
+
+    monkeypatch.setattr("time.sleep", wait)
+    write.watch([folder], out, 4_800_000, 7)
+    assert waited == [(7, 7), (7, 7)]  # pages that reload themselves
+    assert index(out)["every"] == 0  # and the last one, which does not
+    assert not list(tmp_path.glob("*.draft"))
+
+
+def index(path: Path) -> dict[str, object]:
+    [block] = re.findall(r'id="index">([^<]*)<', path.read_text())
+    return unpack(block)
 
 
 def test_the_program_writes_the_page_and_prints_tables(folder: Path, tmp_path: Path) -> None:
