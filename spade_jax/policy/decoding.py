@@ -105,16 +105,7 @@ def advance(
     t = tokens_RT.shape[1]
     positions_RT = length_R[:, None] + column + jnp.arange(t)[None, :]
     angles = model.rotary_angles(positions_RT, c)
-    n_old, n_recent = old.keys[0].shape[4], recent.keys[0].shape[4]
-    old_RTS = jnp.arange(n_old)[None, None, :] < length_R[:, None, None]
-    recent_TN = jnp.arange(n_recent)[None, :] <= column + jnp.arange(t)[:, None]
-    visible_RTS = jnp.concatenate(
-        [
-            jnp.broadcast_to(old_RTS, (len(length_R), t, n_old)),
-            jnp.broadcast_to(recent_TN[None], (len(length_R), t, n_recent)),
-        ],
-        axis=-1,
-    )
+    visible_RTS = seen(old, length_R, recent, column, t)
     dtype = old.keys[0].dtype
 
     kernels, size = choose(), c.layers // groups(c)
@@ -158,6 +149,20 @@ def advance(
         keys.append(k)
         values.append(v)
     return x_RTD, Cache(tuple(keys), tuple(values))
+
+
+def seen(old: Cache, length_R: jax.Array, recent: Cache, column: jax.Array, t: int) -> jax.Array:
+    """Which columns of `old` and, after them, of `recent` each of T more tokens of a row sees."""
+    n_old, n_recent = old.keys[0].shape[4], recent.keys[0].shape[4]
+    old_RTS = jnp.arange(n_old)[None, None, :] < length_R[:, None, None]
+    recent_TN = jnp.arange(n_recent)[None, :] <= column + jnp.arange(t)[:, None]
+    return jnp.concatenate(
+        [
+            jnp.broadcast_to(old_RTS, (len(length_R), t, n_old)),
+            jnp.broadcast_to(recent_TN[None], (len(length_R), t, n_recent)),
+        ],
+        axis=-1,
+    )
 
 
 def attend(

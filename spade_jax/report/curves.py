@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from spade_jax.evals.intervals import mean
 from spade_jax.metrics import describe
@@ -152,73 +152,75 @@ def lines(
 
 def overlays(groups: Sequence[Group]) -> list[Chart]:
     """The charts that show all groups at once."""
-    share = {"range": [0, 1], "unit": "share"}
-    length = {"agent": "agent/reply_tokens_mean", "designer": "designer/reply_tokens_mean"}
-    charts = (
-        lines(
-            "held-out",
-            "Held-out success",
-            "instances that no designer wrote",
-            groups,
-            {"success": held_out},
-            **share,
-        ),
-        lines(
-            "success",
-            "Success in self-play",
-            "plays with a return above 0.5, without and with the hint",
-            groups,
-            {"plain": success("plain"), "hinted": success("hinted")},
-            **share,
-        ),
-        lines(
-            "regret",
-            "Regret",
-            "hinted minus plain return over paired seeds",
-            groups,
-            {"regret": metric("designer/regret_mean", "designer/regret_stderr")},
-            zero=True,
-        ),
-        lines(
-            "diversity",
-            "Diversity",
-            "share of code that two programs have not in common",
-            groups,
-            {
-                "accepted designs": metric("designer/diversity"),
-                "memory": metric("memory/diversity"),
-            },
-            **share,
-        ),
-        lines(
-            "entropy",
-            "Entropy",
-            "of the sampled tokens, by role, in nats",
-            groups,
-            {"agent": metric("agent/entropy"), "designer": metric("designer/entropy")},
-            zero=True,
-        ),
-        lines(
-            "length",
-            "Length of replies",
-            "tokens, by role, on a logarithmic scale",
-            groups,
-            {role: metric(name) for role, name in length.items()},
-            log=True,
-        ),
-        lines(
-            "gap",
-            "Log-probability gap",
-            "between sampler and learner, in nats, on a logarithmic scale",
-            groups,
-            {
-                "mean": metric("learn/logprob_gap_mean"),
-                "largest": metric("learn/logprob_gap_max"),
-            },
-            log=True,
-        ),
-    )
+    charts = (*_success(groups), *_policy(groups))
     return [chart for chart in charts if chart]
+
+
+def _success(groups: Sequence[Group]) -> Iterator[Chart | None]:
+    """How agent and designer do."""
+    share = {"range": [0, 1], "unit": "share"}
+    yield lines(
+        "held-out",
+        "Held-out success",
+        "instances that no designer wrote",
+        groups,
+        {"success": held_out},
+        **share,
+    )
+    yield lines(
+        "success",
+        "Success in self-play",
+        "plays with a return above 0.5, without and with the hint",
+        groups,
+        {"plain": success("plain"), "hinted": success("hinted")},
+        **share,
+    )
+    yield lines(
+        "regret",
+        "Regret",
+        "hinted minus plain return over paired seeds",
+        groups,
+        {"regret": metric("designer/regret_mean", "designer/regret_stderr")},
+        zero=True,
+    )
+    yield lines(
+        "diversity",
+        "Diversity",
+        "share of code that two programs have not in common",
+        groups,
+        {"accepted designs": metric("designer/diversity"), "memory": metric("memory/diversity")},
+        **share,
+    )
+
+
+def _policy(groups: Sequence[Group]) -> Iterator[Chart | None]:
+    """What becomes of the policy itself."""
+    length = {"agent": "agent/reply_tokens_mean", "designer": "designer/reply_tokens_mean"}
+    gap = {"mean": "learn/logprob_gap_mean", "largest": "learn/logprob_gap_max"}
+    yield lines(
+        "entropy",
+        "Entropy",
+        "of the sampled tokens, by role, in nats",
+        groups,
+        {"agent": metric("agent/entropy"), "designer": metric("designer/entropy")},
+        zero=True,
+    )
+    yield lines(
+        "length",
+        "Length of replies",
+        "tokens, by role, on a logarithmic scale",
+        groups,
+        {role: metric(name) for role, name in length.items()},
+        log=True,
+    )
+    yield lines(
+        "gap",
+        "Log-probability gap",
+        "between sampler and learner, in nats, on a logarithmic scale",
+        groups,
+        {which: metric(name) for which, name in gap.items()},
+        log=True,
+    )
 
 
 def shares(group: Group, names: Sequence[str]) -> tuple[list[int], list[list[float]]]:
