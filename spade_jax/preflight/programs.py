@@ -120,11 +120,7 @@ def check_mesh(m: ModelConfig, mesh: Mesh) -> None:
 
 
 def replica(m: ModelConfig, devices: Sequence[jax.Device], hosts: int) -> tuple[Mesh, int]:
-    """The mesh on which a replica samples, and how many replicas there are.
-
-    Weights in as many pieces as there are devices: heads first, then experts. Every step reads
-    nearly all of them, so that this is what takes least time and least memory.
-    """
+    """The mesh on which a replica of `hosts` hosts samples, and how many replicas there are."""
     of_host: dict[int, list[jax.Device]] = {}
     for device in devices:
         of_host.setdefault(device.process_index, []).append(device)
@@ -135,10 +131,17 @@ def replica(m: ModelConfig, devices: Sequence[jax.Device], hosts: int) -> tuple[
             "--replica_hosts a divisor of that"
         )
     chosen = [d for own in list(of_host.values())[:hosts] for d in own]
-    tensor = math.gcd(m.kv_heads, len(chosen))
-    rest = len(chosen) // tensor
-    expert = math.gcd(m.experts, rest) if m.experts else 1
-    return _mesh((1, rest // expert, tensor, expert), chosen), len(of_host) // hosts
+    return _mesh(replica_shape(m, len(chosen)), chosen), len(of_host) // hosts
+
+
+def replica_shape(m: ModelConfig, devices: int) -> tuple[int, int, int, int]:
+    """Sizes of a replica's mesh: the weights in as many pieces as may be, heads before experts.
+
+    Every step reads nearly all of them, so that this is what takes least time and least memory.
+    """
+    tensor = math.gcd(m.kv_heads, devices)
+    expert = math.gcd(m.experts, devices // tensor) if m.experts else 1
+    return (1, devices // tensor // expert, tensor, expert)
 
 
 def _mesh(shape: Sequence[int], devices: Sequence[jax.Device]) -> Mesh:

@@ -1,0 +1,179 @@
+"""Memory by phase, time and utilisation, in numbers worked out by hand."""
+
+import dataclasses
+
+import pytest
+from ml_collections import config_dict
+
+from spade_jax.policy.model import ModelConfig
+from spade_jax.preflight import compiler, estimate, hlo
+from spade_jax.preflight.compiler import Facts, Part, Rates
+from tests import small_run
+
+RESIDENTS = {"parameters": 10, "optimizer": 20, "reference": 0, "sampling copy": 5, "cache": 40}
+SMALL = ModelConfig(
+    vocab=100, width=8, layers=2, heads=4, kv_heads=2, head_size=4, ffn=16, rope_theta=1e4,
+    norm_eps=1e-6, tied=False, max_positions=64,
+)  # fmt: skip
+
+
+def facts(name: str, phase: str, holds: tuple[str, ...], *parts: float, **more: int) -> Facts:
+    """Of a program whose fixed part and rounds take so many seconds."""
+    each = tuple(Part(str(n), 0.0, 0.0, seconds, ()) for n, seconds in enumerate(parts))
+    return Facts(name, phase, holds, 1.0, parts=each, **more)
+
+
+DECODE = facts("decode", "sample", ("sampling copy", "cache"), 0.2, 0.01,
+               arguments=46, outputs=7, aliased=2, temporaries=9, code=1)  # fmt: skip
+TRAIN = facts("train step", "learn", ("parameters", "optimizer"), 0.5, 1.0, 4.0,
+              arguments=33, outputs=30, aliased=30, temporaries=50)  # fmt: skip
+SCORE = facts("log-probabilities", "learn", ("parameters",), 0.1, 0.3, 1.2, arguments=12)
+WEIGHTS = facts("weights to the sampler", "weights", ("parameters",), 0.25, arguments=10, outputs=5)
+
+
+def test_what_is_resident_together() -> None:
+    """Decoding adds 46 + 7 - 2 + 9 + 1 - (5 + 40) = 16 to all that stays; training 83 - 30."""
+    weights, sample, learn = estimate.phases(RESIDENTS, [WEIGHTS, DECODE, SCORE, TRAIN], 120.0)
+    assert (weights.total, weights.parts["weights to the sampler"]) == (10 + 20 + 40 + 5, 5)
+    assert (sample.total, sample.parts["decode"], sample.fits) == (75 + 16, 16, True)
+    assert (learn.program, learn.parts["train step"]) == ("train step", 53)
+    assert (learn.total, learn.fits) == (128, False)
+    assert "reference" not in learn.parts
+
+
+def test_a_phase_of_which_nothing_is_known_is_left_out() -> None:
+    assert [p.name for p in estimate.phases(RESIDENTS, [TRAIN], 1.0)] == ["learn"]
+
+
+@pytest.fixture
+def c() -> config_dict.ConfigDict:
+    fields = {
+        "mesh": (1, 4, 1, 1),
+        "design.num_envs": 4,
+        "design.regenerate_every": 2,
+        "design.max_tokens": 400,
+        "play.plays": 8,
+        "play.hint_plays": 4,
+        "play.context": 200,
+        "sampling.slots": 10,
+        "sampling.block": 20,
+        "learn.row_tokens": (100, 500),
+        "learn.rows": (8, 4),
+        "learn.passes": 2,
+    }
+    return small_run.configured("tiny", fields)
+
+
+def fitting(c: config_dict.ConfigDict, **parts: int) -> list[str]:
+    phase = estimate.Phase("learn", {"train step": 0, **parts}, "train step", 100.0)
+    return estimate.remedies(c, phase, pieces=4, devices=4)
+
+
+def test_what_would_make_it_fit(c: config_dict.ConfigDict) -> None:
+    """20 too much: of a cache of 60 for 10 slots it leaves 6; a state of 90 on 4 divides by 6."""
+    assert fitting(c, cache=60, parameters=60)[0].endswith("--config.sampling.slots=6)")
+    assert fitting(c, cache=30, optimizer=90)[-1] == "a slice of at least 6 devices"
+    assert "--config.learn.rows=(4, 4)" in fitting(c, **{"train step": 110})[0]
+    with c.unlocked():
+        c.learn.rows = (4, 4)
+    assert "shorter rows" in fitting(c, **{"train step": 110})[0]
+    with c.unlocked():
+        c.model.remat = "dots"
+    assert "--config.model.remat=layer" in fitting(c, **{"train step": 110})[0]
+    assert "8 devices" in fitting(c, **{name: 30 for name in ("w", "x", "y", "z")})[0]
+
+
+def test_active_parameters() -> None:
+    """A layer: q and o 8 x 16, k and v 8 x 8, norms 8 + 8 + 4 + 4, feed-forward 3 x 8 x 16."""
+    layer = 2 * 128 + 2 * 64 + 24 + 384
+    assert estimate.active(SMALL) == 2 * layer + 8 + 800  # the embedding is looked up
+    tied = dataclasses.replace(SMALL, tied=True)
+    assert estimate.active(tied) == 2 * layer + 8 + 800  # there it is the head
+    mixed = dataclasses.replace(SMALL, experts=4, experts_per_token=2, expert_ffn=8)
+    assert estimate.active(mixed) == 2 * (256 + 128 + 24 + 2 * 3 * 8 * 8 + 8 * 4) + 8 + 800
+
+
+def test_model_flops_and_utilisation() -> None:
+    """6 for a parameter and token; 6 x 2 layers x 16 x 50 a token for attention."""
+    n = estimate.active(SMALL)
+    assert estimate.model_flops(SMALL, 100, 50) == 100 * (6 * n + 6 * 2 * 16 * 50)
+    part = Part("", 0.0, 0.0, 2.0, ())
+    done = estimate.model_flops(SMALL, 8 * 50, 50)
+    assert estimate.mfu(SMALL, part, 8, 50, 4, 1e6) == pytest.approx(done / (2.0 * 4 * 1e6))
+
+
+def test_an_iteration(c: config_dict.ConfigDict) -> None:
+    """Means of half the most tokens: episodes 100, designs 200.
+
+    32 plain plays each iteration and 16 hinted ones in every other; 4 designs in every other. Two
+    replicas of 10 slots: 2 rounds of plays, or 3, and one of designs, in all (2 + 3) / 2 x 100 +
+    200 / 2 steps. Trained: 3,200 tokens in 4 batches of 8 x 100, 400 in one of 4 x 500.
+    """
+    made = estimate.iteration(
+        c,
+        SMALL,
+        [WEIGHTS, DECODE, SCORE, TRAIN],
+        replicas=2,
+        devices=4,
+        peak=1e6,
+        share=0.5,
+    )
+    assert made.tokens_sampled == (32 + 8) * 100 + 2 * 200
+    assert (made.tokens_trained, made.micro_batches) == (3600, (4, 1))
+    assert made.decode_steps == 250 + 100
+    assert made.sample_s == pytest.approx(350 * (0.01 + 0.2 / 20))
+    assert made.learn_s == pytest.approx(2 * (0.5 + 4 * 1.0 + 4.0) + 0.1 + 1.2)
+    assert made.weights_s == 0.25
+    flops = estimate.model_flops(SMALL, 3200, 100) + estimate.model_flops(SMALL, 400, 200)
+    assert made.mfu == pytest.approx(2 * flops / (made.seconds * 4 * 1e6))
+
+
+def test_an_iteration_of_which_a_program_is_not_known(c: config_dict.ConfigDict) -> None:
+    made = estimate.iteration(
+        c, SMALL, [TRAIN, WEIGHTS], replicas=1, devices=4, peak=1.0, share=0.5
+    )
+    assert (made.sample_s, made.learn_s, made.seconds, made.mfu) == (None, None, None, None)
+
+
+def test_seconds_are_the_larger_of_products_and_bytes_with_the_links_on_top() -> None:
+    """Rates of 10 products, 5 bytes and, on an axis of the torus, 4 bytes a second."""
+    rate = Rates(flops=10.0, bandwidth=5.0, link=4.0)
+    product, sweep = hlo.Work("a", 3, flops=20.0, bytes=5.0), hlo.Work("b", 1, bytes=20.0)
+    busy = 3 * 2.0 + 4.0
+    assert compiler.seconds([product, sweep], rate, "v5p:4x4x4") == busy
+    gather = hlo.Work("c", 2, sent=hlo.Sent("all-gather", 8.0, 4, False))  # along one axis
+    wide = hlo.Work("d", 2, sent=hlo.Sent("all-gather", 8.0, 16, False))  # along two
+    hidden = hlo.Work("e", 2, sent=hlo.Sent("all-gather", 8.0, 4, True))
+    assert compiler.seconds([product, sweep, gather], rate, "v5p:4x4x4") == busy + 4.0
+    assert compiler.seconds([product, sweep, wide], rate, "v5p:4x4x4") == busy + 2.0
+    assert compiler.seconds([product, sweep, wide], rate, "v5e:16x16") == busy + 4.0
+    assert compiler.seconds([product, sweep, hidden], rate, "v5p:4x4x4") == busy
+    assert compiler.seconds([sweep, hidden, gather], rate, "v5p:4x4x4") == 8.0
+
+
+def test_the_memory_report_names_the_largest_buffers() -> None:
+    text = """Memory Space: default (color=0)
+Total bytes: 26843550720 (25.00GiB)
+  cumulative_size;       size;       offset; used_by_n_values; shapes_list
+  ------------------------------------------------------------
+    8.00GiB( 33%);    8.00GiB;            0;                2; 2\u00d7bf16[65536,65536]
+   24.00GiB(100%);   16.00GiB;   8589934592;                2; pred[], s32[65536,65536]
+
+  cumulative_size;       size;       offset; used_by_n_values; shapes_list
+  ------------------------------------------------------------
+  512.00MiB(100%);  512.00MiB;            0;                1; bf16[65536,4096]
+
+
+Memory Space: vmem (color=1)
+Total bytes: 0 (0B)
+"""
+    total, largest = compiler.read_report(text)
+    assert total == 26843550720
+    assert largest == [
+        (16 * 2**30, "pred[], s32[65536,65536]"),
+        (8 * 2**30, "2\u00d7bf16[65536,65536]"),
+        (512 * 2**20, "bf16[65536,4096]"),
+    ]
+    program = '  %f = (s32[65536,65536]{1,0}) sort(%a), metadata={op_name="jit(f)/layer/sort" x=1}'
+    assert compiler.named(largest[0][1], program) == "s32[65536,65536] of layer/sort"
+    assert compiler.named(largest[2][1], program) == "bf16[65536,4096]"
