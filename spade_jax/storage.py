@@ -189,4 +189,6 @@ def open_system(name: str, what: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 
 def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    """One line; what stores say is often no more than a name."""
+    said = str(error).strip().splitlines()[:1]
+    return ": ".join([type(error).__name__, *said]).rstrip(".")

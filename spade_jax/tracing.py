@@ -29,13 +29,14 @@ def read_steps(text: str) -> range:
 
 
 class Trace:
-    """Writes a trace of these steps into a folder; of those that are done already there is none.
+    """Writes a trace of these steps into a folder, which people know by its `name`.
 
-    Functions of Python are left out, because a trace holds no more than 2 GB.
+    Of steps that are done already there is none. Functions of Python are left out, because a trace
+    holds no more than 2 GB.
     """
 
-    def __init__(self, folder: Path, steps: range) -> None:
-        self._folder, self._steps, self._running = folder, steps, False
+    def __init__(self, folder: Path, name: str, steps: range) -> None:
+        self._folder, self._name, self._steps, self._running = folder, name, steps, False
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -55,7 +56,7 @@ class Trace:
         if self._running:
             self._running = False
             jax.profiler.stop_trace()
-            print(f"wrote a trace to {self._folder}; xprof --logdir={self._folder} shows it")
+            print(f"wrote a trace to {self._name}; xprof --logdir={self._name} shows it")
 
     def __enter__(self) -> Trace:
         return self

@@ -274,7 +274,7 @@ def loop(
             record.open_journal, place.folder, first, c.log.episodes, spell
         ) as journal,
         hosts.only_first(Progress, c.iterations, start=first) as progress,
-        tracing.Trace(place.folder / "profile", profiled) as trace,
+        tracing.Trace(place.folder / "profile", f"{place.name}/profile", profiled) as trace,
     ):
         if hosts.leads():
             run = dataclasses.replace(run, show=progress.designs)

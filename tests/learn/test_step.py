@@ -358,8 +358,9 @@ def test_one_step_of_the_optimizer_by_hand() -> None:
 
 
 def test_a_first_moment_in_bfloat16_by_hand() -> None:
-    """Gradients 1 and 0: the moment kept after the first is 0.1 in bfloat16, and the step of the
-    second is as ever but for that: -lr m / sqrt(v), both without their bias."""
+    """Gradients 1 and 0: the moment kept of the first is 0.1 in bfloat16, 0.10009765625, and 0.9
+    times that is 184.5 of its spacings 2**-11, rounded to 184. The step is as ever, -m / sqrt(v)
+    without their bias, with v in float32."""
     plain = {"beta1": 0.9, "beta2": 0.98, "weight_decay": 0.0, "clip_norm": 1.0, "eps": 0.0}
     tx = step.optimizer(1.0, **plain, first_moment_dtype="bfloat16")
     state = step.create({"final_norm": jnp.ones(1)}, tx)
@@ -368,8 +369,7 @@ def test_a_first_moment_in_bfloat16_by_hand() -> None:
         updates, kept = tx.update({"final_norm": jnp.full(1, gradient)}, kept, state.params)
         (adam,) = (s for s in jax.tree.leaves(kept, is_leaf=_is_adam) if _is_adam(s))
         assert (adam.mu["final_norm"].dtype, adam.nu["final_norm"].dtype) == ("bfloat16", "float32")
-    rounded = 0.10009765625  # 1.6015625 / 16, the number of 8 bits next to 0.1
-    first, second = 0.9 * rounded / (1 - 0.81), 0.98 * 0.02 / (1 - 0.98**2)
+    first, second = 184 * 2**-11 / (1 - 0.9**2), 0.98 * 0.02 / (1 - 0.98**2)
     assert float(updates["final_norm"][0]) == pytest.approx(-first / second**0.5, rel=1e-5)
 
 
