@@ -54,13 +54,15 @@ def to_hugging_face(source: Source, path: Path, dtype: str | None) -> None:
 
 def export_run(place: storage.Workdir) -> None:
     """Write the weights of a run's newest checkpoint into its folder, unless they are there."""
-    folder = place.folder / EXPORTED
-    if folder.exists():
+    folder, source = place.folder / EXPORTED, weights.find(place.folder, place.checkpoints)
+    if (folder / ITERATION).exists() and int((folder / ITERATION).read_text()) == source.step:
         return
     draft = folder.with_suffix(".draft")
     shutil.rmtree(draft, ignore_errors=True)
     with weights.on_host():
-        to_hugging_face(weights.find(place.folder, place.checkpoints), draft, None)
+        to_hugging_face(source, draft, None)
+    (draft / ITERATION).write_text(f"{source.step}\n")
+    shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)
     print(f"wrote Hugging Face files to {place.name}/{EXPORTED}")
 

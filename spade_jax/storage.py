@@ -26,6 +26,7 @@ from etils import epath
 from spade_jax.types import UsageError
 
 CHECKPOINTS = "checkpoints"  # in a workdir
+_PROBE = ".writable-"  # begins the name of a file that is there for a moment
 _URL = re.compile(r"[A-Za-z][\w+.\-]*://")
 _INSTALL = {"gs": "gcs", "gcs": "gcs"}  # extra of setup.py by scheme
 
@@ -101,13 +102,13 @@ class Mirror:
 
     def fetch(self) -> None:
         """Copy what is there, checkpoints aside, into the folder; UsageError where it cannot be."""
-        probe = f"{self._root}/.writable-{secrets.token_hex(4)}"  # hosts may be at it at once
+        probe = f"{self._root}/{_PROBE}{secrets.token_hex(4)}"  # hosts may be at it at once
         try:
             self._system.pipe_file(probe, b"")
             self._system.rm_file(probe)
             for path in self._system.find(self._root):
                 inner = posixpath.relpath(path, self._root)
-                if not inner.startswith(CHECKPOINTS + "/") and path != probe:
+                if not inner.startswith((CHECKPOINTS + "/", _PROBE)):
                     target = self._folder / inner
                     target.parent.mkdir(parents=True, exist_ok=True)
                     self._system.get_file(path, str(target))

@@ -308,7 +308,8 @@ def loop(
             if host.iteration % c.checkpoint.every == 0:
                 save()
         save()
-        checkpoints.wait()
+        with stage("checkpoint"):
+            checkpoints.wait()
     return finish(c, place, host, asked, stop)
 
 
