@@ -136,13 +136,16 @@ class Environments:
         self._index.append(lines)
 
     def write_given(self, iteration: int, pool: Sequence[Environment]) -> None:
-        """Write down those of the pool that have no line yet: no designer wrote them."""
+        """Write down those of the pool that have no line yet: no designer wrote them.
+
+        Their ids are words of whoever made the pool, and no names of files.
+        """
         lines = []
         for given in pool:
             if given.id in self._known:
                 continue
             self._known.add(given.id)
-            name = f"{given.id}.py"
+            name = f"{iteration:06d}-given-{len(lines):03d}.py"
             (self.folder / name).write_text(given.code, encoding="utf-8")
             lines.append(
                 {

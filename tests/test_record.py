@@ -167,7 +167,9 @@ def test_what_plays_returned_by_environment() -> None:
 
 
 def test_given_environments_are_written_once(tmp_path: Path) -> None:
-    given = Environment(id="fixed-1", kind=Kind.GAME, skill="s", code="class A: pass", iteration=-1)
+    given = Environment(
+        id="../fixed 1", kind=Kind.GAME, skill="s", code="class A: pass", iteration=-1
+    )
     for start, iterations in ((0, (0, 4)), (4, (4, 8))):  # and once more, resumed at 4
         environments = record.Environments(tmp_path, start)
         for iteration in iterations:
@@ -175,9 +177,13 @@ def test_given_environments_are_written_once(tmp_path: Path) -> None:
             environments.write_given(iteration, pool)
         environments.close()
     assert [(line["iteration"], line["environment_id"]) for line in index(tmp_path)] == [
-        *((0, "fixed-1"), (0, "fixed-2"), (4, "fixed-6"), (8, "fixed-10")),
+        *((0, "../fixed 1"), (0, "fixed-2"), (4, "fixed-6"), (8, "fixed-10")),
     ]
-    assert (tmp_path / "environments" / "fixed-6.py").read_text() == "class A: pass"
+    files = [line["file"] for line in index(tmp_path)]
+    assert files == [f"{n}.py" for n in ("000000-given-000", "000000-given-001")] + [
+        f"{n}.py" for n in ("000004-given-000", "000008-given-000")
+    ]
+    assert (tmp_path / "environments" / files[0]).read_text() == "class A: pass"
 
 
 def test_no_transcripts_where_none_are_wanted(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def within(readings: Sequence[Reading], room: int) -> tuple[list[dict[str, objec
         chunks, left = [], room
         for chunk in packed(readings, level):
             chunks.append(chunk)
-            left -= sum(map(len, (*chunk["names"], chunk["data"]))) + len(chunk["names"]) + 100
+            left -= len(chunk["data"]) + 2 * len(chunk["names"].encode()) + 100
             if left < 0:
                 break
         else:
@@ -118,7 +118,7 @@ def packed(readings: Sequence[Reading], level: Level) -> Iterator[dict[str, obje
     for run, reading in enumerate(readings):
         for some in batched(environments.details(reading, level), CHUNK):
             names = [name for name, _ in some]
-            yield {"run": run, "names": names, "data": pack(dict(some))}
+            yield {"run": run, "names": json.dumps(names), "data": pack(dict(some))}
 
 
 def batched(items: Iterator[tuple[str, Detail]], n: int) -> Iterator[list[tuple[str, Detail]]]:

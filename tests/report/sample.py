@@ -16,18 +16,19 @@ CODE = f'''class {{name}}Env:
     def reset(self, seed=None):
         return "what is 1 + {{number}}?", {{{{}}}}  # a </script> of its own
 '''
+ODD = '000000-x y%20"&<#/?ß'  # pools name their environments as they like
 DESIGNS = (
     ("000000-000", "Sum", "Mathematical Reasoning", "accepted", ()),
-    ("000000-001", "Grid", "Spatial Reasoning", "accepted", ()),
+    (ODD, "Grid", "Spatial Reasoning", "accepted", ()),
     ("000000-002", "", "Spatial Reasoning", "parse", ()),
     ("000002-000", "Sort", "Optimization", "accepted", ("000000-000",)),
-    ("000002-001", "Chain", "Optimization", "leak", ("000000-000", "000000-001")),
+    ("000002-001", "Chain", "Optimization", "leak", ("000000-000", ODD)),
 )
 PLAYS = (  # iteration, environment, plain and hinted returns, regret
     (0, "000000-000", (1.0, 0.0), (1.0, 1.0), 0.5),
-    (0, "000000-001", (0.0, None), (0.0, 1.0), 0.0),
+    (0, ODD, (0.0, None), (0.0, 1.0), 0.0),
     (1, "000000-000", (1.0, 1.0), (), None),
-    (1, "000000-001", (0.0, 0.0), (), None),
+    (1, ODD, (0.0, 0.0), (), None),
     (2, "000002-000", (1.0, 1.0), (1.0, 1.0), 0.0),
 )
 
@@ -103,7 +104,7 @@ def metrics(k: int) -> dict[str, object]:
 def write_designs(folder: Path) -> None:
     lines = []
     for name, title, skill, reason, seeds in DESIGNS:
-        file = f"{name}.{'py' if title else 'txt'}"
+        file = f"{len(lines)}.{'py' if title else 'txt'}"
         text = CODE.format(name=title, number=name[-1]) if title else f"No. {SCRIPT}"
         path = folder / "environments" / file
         path.parent.mkdir(exist_ok=True)

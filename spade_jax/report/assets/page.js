@@ -14,7 +14,7 @@ function route() {
     if (each.hash === `#${view.id}`) each.setAttribute("aria-current", "page");
     else each.removeAttribute("aria-current");
   }
-  if (hash.startsWith("e/")) show(decodeURIComponent(hash.slice(2)));
+  if (hash.startsWith("e/")) show(decodeURI(hash.slice(2)));
   else close();
 }
 

@@ -13,7 +13,7 @@ async function unpack(node) {
 const chunks = [...document.querySelectorAll("script.chunk")].map((node) => ({
   node,
   run: Number(node.dataset.run),
-  names: new Set(node.dataset.names.split(" ")),
+  names: new Set(JSON.parse(node.dataset.names)),
   content: null,
 }));
 
@@ -115,7 +115,7 @@ function badge(row) {
 
 function entry(row) {
   const numbers = row.win === null ? "" : `won ${number(row.win, "share")}${row.regret === null ? "" : `, regret ${signed(row.regret)}`}`;
-  return make("a", { class: "row", href: `#e/${keyOf(row)}`, "data-key": keyOf(row) },
+  return make("a", { class: "row", href: `#e/${encodeURI(keyOf(row))}`, "data-key": keyOf(row) },
     make("b", { text: row.name }), badge(row),
     make("small", { text: `${row.iteration} · ${row.skill}` }), make("small", { class: "right", text: numbers }));
 }
@@ -138,7 +138,7 @@ function move(by) {
     viewer.limit += PAGE;
     fill();
   }
-  location.hash = `#e/${keyOf(row)}`;
+  location.hash = `#e/${encodeURI(keyOf(row))}`;
 }
 
 // -- one environment --------------------------------------------------------------------------
@@ -174,7 +174,7 @@ function section(title, ...content) {
 
 function link(run, id) {
   const row = viewer.byKey.get(`${run}/${id}`);
-  return row ? make("a", { href: `#e/${run}/${id}`, text: `${row.name} ${id}` }) : make("span", { text: id });
+  return row ? make("a", { href: `#e/${encodeURI(`${run}/${id}`)}`, text: `${row.name} ${id}` }) : make("span", { text: id });
 }
 
 function links(run, ids) {
