@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spade_jax import folder
+from spade_jax.config import FREE
 from spade_jax.folder import Lines, Outcome
 from spade_jax.types import UsageError, dataclass
 
-# Fields that say nothing of the method: the seed, where and how long it is kept, what is watched.
-BESIDE = ("seed", "mesh", "health.", "checkpoint.", "log.")
+# Fields that say nothing of the method: the seed, and those that may change on resume but for the
+# run's length and what it is measured by.
+MEASURED = ("iterations", "evaluation.")
+BESIDE = ("seed", "evaluation.every", *(field for field in FREE if field not in MEASURED))
 QUIET_SECONDS = 300.0  # without a word a run counts as stopped; more where iterations take longer
 
 

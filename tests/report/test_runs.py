@@ -62,7 +62,7 @@ def test_most_are_the_base_and_others_say_how_they_differ(tmp_path: Path) -> Non
     assert labels(
         tmp_path,
         {"seed": 1},
-        {"seed": 2, "log__episodes": 3},
+        {"seed": 2, "log__episodes": 3, "evaluation__every": 7},
         {"corpus__enabled": False},
         {"memory__enabled": False, "reward__w_regret": 0.5},
     ) == [

@@ -65,7 +65,9 @@ function vertical(chart, values) {
   if (!chart.range) {
     // A band that is much wider than its curve is cut off rather than flattening the others.
     const drawn = chart.kind === "stack" ? values : chart.series.flatMap((s) => s.y);
-    const least = Math.min(...drawn), most = Math.max(...drawn), span = most - least || Math.abs(most);
+    const halves = (chart.series ?? []).flatMap((s) => s.half ?? []).filter((half) => half !== null).sort((a, b) => a - b);
+    const usual = halves[Math.floor(halves.length / 2)] ?? 0;
+    const least = Math.min(...drawn), most = Math.max(...drawn), span = Math.max(most - least, 1.5 * usual);
     if (span) [low, high] = [Math.max(low, least - span), Math.min(high, most + span)];
     if (chart.zero || chart.kind === "stack") [low, high] = [Math.min(low, 0), Math.max(high, 0)];
     const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
