@@ -1,7 +1,7 @@
 """What will a run need on a TPU slice? Its programs, compiled by the TPU's compiler on any machine.
 
     python -m spade_jax.preflight --config=games:qwen3_30b_a3b --topology=v5p:4x4x4 [--json]
-        [--config.mesh='(1,16,4,1)'] [--replica_hosts=1] [--only=train] [--all_buckets]
+        [--config.mesh='(1,16,4,1)'] [--only=train] [--all_buckets] [--length_share=0.25]
 
 Needs libtpu (the extra `tpu`), but no TPU, no network and no weights. Exit code 0: it fits, 1: it
 does not, 2: wrong usage.
@@ -109,7 +109,7 @@ def preflight(c: config_dict.ConfigDict, topology: str, share: float, **request:
             c,
             s.model,
             facts,
-            replicas=s.replicas,
+            hosts=s.hosts,
             devices=s.devices,
             peak=device.flops,
             share=share,
@@ -123,7 +123,6 @@ def main() -> int:
         FLAGS.config,
         FLAGS.topology,
         FLAGS.length_share,
-        replica_hosts=FLAGS.replica_hosts,
         every_bucket=FLAGS.all_buckets,
         only=FLAGS.only,
     )
@@ -138,9 +137,6 @@ def main() -> int:
 if __name__ == "__main__":
     flags.DEFINE_string("topology", "v5p:4x4x4", "The slice: a chip and its shape.")
     flags.DEFINE_bool("json", False, "Print one JSON object instead of tables.")
-    flags.DEFINE_integer(
-        "replica_hosts", 1, "Hosts that sample together; 0: all of them.", lower_bound=0
-    )
     flags.DEFINE_bool("all_buckets", False, "Compile every prefill, not only the extremes.")
     flags.DEFINE_list("only", [], "Programs to compile, by how their names begin; none: all.")
     flags.DEFINE_float(

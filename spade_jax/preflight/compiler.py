@@ -43,7 +43,6 @@ class Request:
 
     config: str
     topology: str
-    replica_hosts: int
     every_bucket: bool
     only: list[str]  # how the names of the programs begin; []: all
 
@@ -272,13 +271,13 @@ def answers(request: Request) -> Iterator[dict[str, object]]:
     devices = chips.devices(request.topology)
     rate = rates(devices, request.topology)
     c = configs.load(request.config)
-    a = programs.lay_out(c, programs.sizes(c.model.path), devices, request.replica_hosts)
+    a = programs.lay_out(c, programs.sizes(c.model.path), devices)
     own, held = programs.learning(a), programs.cache(a)
     yield {
         "devices": len(devices),
         "mesh": dict(a.mesh.shape),
         "sampling_mesh": dict(a.sampling.shape),
-        "replicas": a.replicas,
+        "hosts": a.hosts,
         "context": programs.context(a),
         "residents": programs.residents(a, own, held),
         "model": dataclasses.asdict(a.model),

@@ -85,7 +85,7 @@ def remedies(c: config_dict.ConfigDict, phase: Phase, pieces: int, devices: int)
             out.append(f"fewer conversations at once (--config.sampling.slots={slots})")
         out.append("a shorter context (--config.play.context, --config.learn.row_tokens)")
     if parts.get("sampling copy", 0) / 2 > over:
-        out.append("the sampling copy over more hosts (--replica_hosts)")
+        out.append("the sampling copy in more pieces (--config.sampling.tensor, .expert)")
     state = sum(parts.get(name, 0) for name in LEARNER)
     if state > over:
         needed = math.ceil(devices * state / (state - over))
@@ -149,7 +149,7 @@ def iteration(
     m: ModelConfig,
     facts: Sequence[Facts],
     *,
-    replicas: int,
+    hosts: int,
     devices: int,
     peak: float,
     share: float,
@@ -162,7 +162,7 @@ def iteration(
     episode, design = share * c.play.context, share * c.design.max_tokens
     plain, hinted = envs * c.play.plays, envs * c.play.hint_plays
     designs = 0 if actor_only(c) else envs
-    seats = replicas * c.sampling.slots
+    seats = hosts * c.sampling.slots
     rounds = (every - 1) * math.ceil(plain / seats) + math.ceil((plain + hinted) / seats)
     steps = (rounds * episode + math.ceil(designs / seats) * design) / every
     learned = designs / every if c.learn.train_designer else 0.0

@@ -16,9 +16,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import config_dict
 
 from spade_jax import limits
@@ -36,14 +35,14 @@ Tree = Any  # of jax.ShapeDtypeStruct
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A run on a slice: where it trains, and where one of its `replicas` samples."""
+    """A run on a slice: where it trains, and where each of its `hosts` samples, as one or apart."""
 
     config: config_dict.ConfigDict
     model: ModelConfig
     mesh: Mesh
-    sampling: Mesh  # of one replica
-    spread: Mesh  # of all replicas, for the copy of the weights to them
-    replicas: int
+    sampling: Mesh  # of one host that samples by itself, or of all
+    spread: Mesh  # of all hosts, for the copy of the weights to them
+    hosts: int  # that sample apart from one another
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,22 +88,26 @@ def sizes(path: str) -> ModelConfig:
     return hub.read_config(folder)
 
 
-def lay_out(
-    c: config_dict.ConfigDict, m: ModelConfig, devices: Sequence[jax.Device], hosts: int
-) -> Layout:
-    """The run on these devices; each replica samples on those of `hosts` hosts, 0: of all.
+def lay_out(c: config_dict.ConfigDict, m: ModelConfig, devices: Sequence[jax.Device]) -> Layout:
+    """The run on these devices.
 
     Raises UsageError for a mesh that divides neither devices nor heads nor experts.
     """
     mesh = sharding.make_mesh(c.mesh, devices)
-    check_mesh(m, mesh)
-    own, replicas = replica(m, devices, hosts)
-    spread = _mesh((replicas, *own.devices.shape[1:]), mesh.devices.flat)
-    return Layout(c, m, mesh, own, spread, replicas)
+    check_mesh(m, mesh, "mesh")
+    to = run_setup.replicas(c, mesh)
+    if to is None:
+        return Layout(c, m, mesh, mesh, mesh, 1)
+    check_mesh(m, to.own, "sampling")
+    # One program has its devices in one order. `device_put`, which makes the copy in a run, changes
+    # theirs for it in the same way.
+    shape = to.all.devices.shape
+    spread = Mesh(mesh.devices.reshape(shape), to.all.axis_names, axis_types=to.all.axis_types)
+    return Layout(c, m, mesh, to.own, spread, shape[0])
 
 
-def check_mesh(m: ModelConfig, mesh: Mesh) -> None:
-    """UsageError where heads or experts do not fall into equal pieces."""
+def check_mesh(m: ModelConfig, mesh: Mesh, field: str) -> None:
+    """UsageError, which names the field, where heads or experts do not fall into equal pieces."""
     for axis, what, size in (
         ("tensor", "query heads", m.heads),
         ("tensor", "key heads", m.kv_heads),
@@ -114,40 +117,9 @@ def check_mesh(m: ModelConfig, mesh: Mesh) -> None:
         pieces = mesh.shape[axis]
         if size % pieces:
             raise UsageError(
-                f"the mesh has {pieces} devices on its axis {axis}, which do not divide the "
-                f"model's {size} {what}; give --config.mesh a divisor of {size} there"
+                f"{field} divides the model among {pieces} devices on the axis {axis}, but "
+                f"{pieces} do not divide its {size} {what}; take a divisor of {size} there"
             )
-
-
-def replica(m: ModelConfig, devices: Sequence[jax.Device], hosts: int) -> tuple[Mesh, int]:
-    """The mesh on which a replica of `hosts` hosts samples, and how many replicas there are."""
-    of_host: dict[int, list[jax.Device]] = {}
-    for device in devices:
-        of_host.setdefault(device.process_index, []).append(device)
-    hosts = hosts or len(of_host)
-    if len(of_host) % hosts:
-        raise UsageError(
-            f"replicas of {hosts} hosts do not divide the slice's {len(of_host)}; give "
-            "--replica_hosts a divisor of that"
-        )
-    chosen = [d for own in list(of_host.values())[:hosts] for d in own]
-    return _mesh(replica_shape(m, len(chosen)), chosen), len(of_host) // hosts
-
-
-def replica_shape(m: ModelConfig, devices: int) -> tuple[int, int, int, int]:
-    """Sizes of a replica's mesh: the weights in as many pieces as may be, heads before experts.
-
-    Every step reads nearly all of them, so that this is what takes least time and least memory.
-    """
-    tensor = math.gcd(m.kv_heads, devices)
-    expert = math.gcd(m.experts, devices // tensor) if m.experts else 1
-    return (1, devices // tensor // expert, tensor, expert)
-
-
-def _mesh(shape: Sequence[int], devices: Sequence[jax.Device]) -> Mesh:
-    """The devices in their order, as a mesh."""
-    made = np.asarray(list(devices), dtype=object).reshape(shape)
-    return Mesh(made, sharding.AXES, axis_types=(AxisType.Auto,) * len(sharding.AXES))
 
 
 # -- what is resident -------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class Slice:
     devices: int
     mesh: dict[str, int]
     sampling_mesh: dict[str, int]
-    replicas: int
+    hosts: int
     context: int
     model: ModelConfig
     rates: Rates
@@ -130,13 +130,14 @@ def _heading(s: Slice) -> str:
         " ".join(f"{name} {n}" for name, n in shape.items() if n > 1) or "one device"
         for shape in (s.mesh, s.sampling_mesh)
     ]
+    apart = f"on each of {s.hosts} hosts" if s.hosts > 1 else "as one"
     return (
         f"{s.topology}: {s.devices} devices of {gib(s.device.hbm)} GiB, of which programs get "
         f"{gib(s.device.granted)}; {s.device.flops / 1e12:.0f} TFLOP/s, "
         f"{s.device.bandwidth / 1e9:.0f} GB/s (the compiler reckons with "
         f"{s.rates.flops / 1e12:.0f} and {s.rates.bandwidth / 1e9:.0f})\n"
         f"model of {model.count(s.model):,} parameters, {estimate.active(s.model):,} active; "
-        f"trains on {meshes[0]}; samples in {s.replicas} replicas on {meshes[1]} with "
+        f"trains on {meshes[0]}; samples {apart} on {meshes[1]} with "
         f"{s.config.sampling.slots} slots of {s.context:,} tokens each"
     )
 

@@ -106,14 +106,14 @@ def test_an_iteration(c: config_dict.ConfigDict) -> None:
     """Means of half the most tokens: episodes 100, designs 200.
 
     32 plain plays each iteration and 16 hinted ones in every other; 4 designs in every other. Two
-    replicas of 10 slots: 2 rounds of plays, or 3, and one of designs, in all (2 + 3) / 2 x 100 +
+    hosts of 10 slots: 2 rounds of plays, or 3, and one of designs, in all (2 + 3) / 2 x 100 +
     200 / 2 steps. Trained: 3,200 tokens in 4 batches of 8 x 100, 400 in one of 4 x 500.
     """
     made = estimate.iteration(
         c,
         SMALL,
         [WEIGHTS, DECODE, SCORE, TRAIN],
-        replicas=2,
+        hosts=2,
         devices=4,
         peak=1e6,
         share=0.5,
@@ -129,9 +129,7 @@ def test_an_iteration(c: config_dict.ConfigDict) -> None:
 
 
 def test_an_iteration_of_which_a_program_is_not_known(c: config_dict.ConfigDict) -> None:
-    made = estimate.iteration(
-        c, SMALL, [TRAIN, WEIGHTS], replicas=1, devices=4, peak=1.0, share=0.5
-    )
+    made = estimate.iteration(c, SMALL, [TRAIN, WEIGHTS], hosts=1, devices=4, peak=1.0, share=0.5)
     assert (made.sample_s, made.learn_s, made.seconds, made.mfu) == (None, None, None, None)
 
 

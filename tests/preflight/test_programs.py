@@ -1,10 +1,8 @@
 """What is compiled is what is run: the abstract arguments against those of a real run."""
 
-import dataclasses
 import functools
 import json
 import random
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,7 @@ def c() -> config_dict.ConfigDict:
 
 @pytest.fixture(scope="module")
 def layout(c: config_dict.ConfigDict) -> programs.Layout:
-    return programs.lay_out(c, programs.sizes(""), jax.devices()[:1], 1)
+    return programs.lay_out(c, programs.sizes(""), jax.devices()[:1])
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +181,7 @@ def test_residents(
 ) -> None:
     """In float32: the parameters, two moments and a mean of them, and a reference."""
     c = small_run.configured("tiny", {"sampling.slots": 20}, fields)
-    a = programs.lay_out(c, programs.sizes(""), jax.devices()[:1], 1)
+    a = programs.lay_out(c, programs.sizes(""), jax.devices()[:1])
     n, m = 4 * model.count(a.model), a.model
     held = programs.residents(a, programs.learning(a), programs.cache(a))
     assert held["parameters"] == parameters * n
@@ -196,7 +194,7 @@ def test_residents(
 
 def test_adapters_are_trained_alone() -> None:
     c = small_run.configured("tiny", {"model.lora.rank": 4, "sampling.slots": 20})
-    a = programs.lay_out(c, programs.sizes(""), jax.devices()[:1], 1)
+    a = programs.lay_out(c, programs.sizes(""), jax.devices()[:1])
     own = programs.learning(a)
     assert own.base is not None and own.reference is None
     held = programs.residents(a, own, programs.cache(a))
@@ -219,28 +217,14 @@ LARGE = programs.sizes("models/Qwen3-30B-A3B-Instruct-2507")
 @pytest.mark.parametrize(
     ("mesh", "told"),
     [
-        ((1, 8, 3, 1), "3 devices on its axis tensor.*32 query heads"),
-        ((1, 8, 8, 1), "8 devices on its axis tensor.*4 key heads"),
-        ((1, 8, 1, 3), "3 devices on its axis expert.*128 experts"),
+        ((1, 8, 3, 1), "mesh divides .* 3 devices on the axis tensor.*32 query heads"),
+        ((1, 8, 8, 1), "8 devices on the axis tensor.*4 key heads"),
+        ((1, 8, 1, 3), "3 devices on the axis expert.*128 experts"),
     ],
 )
 def test_a_mesh_must_divide_heads_and_experts(mesh: tuple[int, ...], told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        programs.check_mesh(LARGE, AbstractMesh(mesh, sharding.AXES))
-
-
-def test_a_replica_divides_heads_and_then_experts() -> None:
-    dense = dataclasses.replace(LARGE, experts=0, kv_heads=8)
-    assert programs.replica_shape(LARGE, 4) == (1, 1, 4, 1)
-    assert programs.replica_shape(LARGE, 32) == (1, 1, 4, 8)
-    assert programs.replica_shape(dense, 4) == (1, 1, 4, 1)
-    assert programs.replica_shape(dense, 16) == (1, 2, 8, 1)
-
-
-def test_replicas_must_divide_the_hosts() -> None:
-    hosts = [types.SimpleNamespace(process_index=n // 4) for n in range(24)]
-    with pytest.raises(UsageError, match=r"replicas of 4 hosts do not divide the slice's 6"):
-        programs.replica(LARGE, hosts, 4)
+        programs.check_mesh(LARGE, AbstractMesh(mesh, sharding.AXES), "mesh")
 
 
 def test_columns_that_prefill_may_read() -> None:
