@@ -85,8 +85,9 @@ def ragged(
 
     x_MD = jnp.where(own_M1, x_ND[order_M // picks], 0)
     gated_MF = jax.nn.silu(product(x_MD, p["gate"])) * product(x_MD, p["up"])
+    # The weights enter before the last product, where a row is not as wide as after it.
+    gated_MF *= weight_NP.reshape(n * picks)[order_M][:, None].astype(gated_MF.dtype)
     y_MD = product(jnp.where(own_M1, gated_MF, 0), p["down"])
-    y_MD *= weight_NP.reshape(n * picks)[order_M][:, None].astype(y_MD.dtype)
     y_NPD = jnp.where(own_M1, y_MD, 0)[jnp.argsort(order_M)].reshape(n, picks, -1)
     return jnp.sum(y_NPD, axis=1)
 
@@ -116,17 +117,18 @@ def feed_forward(
     mesh = sharding.ambient()
     if mesh is None:
         return compute(p, x_BTD, layer)
-    rows, _, _ = sharding.split(("batch", None, None), x_BTD.shape, mesh, "sample")
+    tokens = sharding.split(("batch", "length", None), x_BTD.shape, mesh, "sample")
     axes = {name: ("layer",) * (p[name].ndim - len(a)) + a for name, a in _AXES.items()}
     experts, _, ffn = sharding.split(axes["gate"], p["gate"].shape, mesh, "sample")[-3:]
     weights = {name: sharding.spec(axes[name], w.shape, mesh, "sample") for name, w in p.items()}
+    apart = {name for names in tokens for name in names}
     compute = functools.partial(
         compute,
-        divided=bool(experts),
-        shared=bool(experts) and "expert" in rows,
-        narrow=bool(ffn),
+        divided=experts,
+        gathered=tuple(name for name in (*experts, *ffn) if name in apart),
+        summed=tuple(name for name in (*experts, *ffn) if name not in apart),
     )
-    x = PartitionSpec(rows or None)
+    x = PartitionSpec(*(names or None for names in tokens))
     return sharding.per_device(compute, (weights, x, PartitionSpec()), x)(p, x_BTD, layer)
 
 
@@ -138,26 +140,27 @@ def _compute(
     picks: int,
     normalise: bool,
     product: str,
-    divided: bool = False,
-    shared: bool = False,
-    narrow: bool = False,
+    divided: tuple[str, ...] = (),
+    gathered: tuple[str, ...] = (),
+    summed: tuple[str, ...] = (),
 ) -> jax.Array:
-    """`feed_forward` on one device: `divided`, where its experts are some of all; `shared`, where
-    the devices with the others have other tokens; `narrow`, where it has a part of their width."""
+    """`feed_forward` on one device, over mesh axes.
+
+    The experts are `divided` along the first; devices along `gathered` have other tokens and other
+    experts or another part of their width, those along `summed` the same tokens.
+    """
     b, t, d = x_BTD.shape
     x_ND = x_BTD.reshape(b * t, d)
     routed = (x_ND, *route(x_ND, p["router"], picks, normalise=normalise))
-    if shared:
-        routed = (jax.lax.all_gather(each, "expert", tiled=True) for each in routed)
+    for axis in gathered:
+        routed = tuple(jax.lax.all_gather(each, axis, tiled=True) for each in routed)
     x_ND, chosen_NP, weight_NP = routed
     if divided:
-        chosen_NP -= jax.lax.axis_index("expert") * p["gate"].shape[-3]
+        chosen_NP -= jax.lax.axis_index(divided) * p["gate"].shape[-3]
     stacked = () if layer is None else (layer,)
     y_ND = PRODUCTS[product](p, x_ND, chosen_NP, weight_NP, *stacked)
-    if narrow:
-        y_ND = jax.lax.psum(y_ND, "tensor")
-    if shared:
-        y_ND = jax.lax.psum_scatter(y_ND, "expert", tiled=True)
-    elif divided:
-        y_ND = jax.lax.psum(y_ND, "expert")
+    if summed:
+        y_ND = jax.lax.psum(y_ND, summed)
+    for axis in reversed(gathered):
+        y_ND = jax.lax.psum_scatter(y_ND, axis, tiled=True)
     return y_ND.reshape(b, t, d)

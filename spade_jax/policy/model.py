@@ -25,7 +25,7 @@ from spade_jax.policy.kernels import Kernels, choose
 from spade_jax.types import UsageError
 
 Params = dict[str, Any]
-ROWS = ("batch", None, None)  # logical axes of x_BTD
+ROWS = ("batch", "length", None)  # logical axes of x_BTD
 UNROLLED = 8  # at most so many layers are unrolled
 
 # What the backward pass finds of a layer besides its input; the rest it computes again.
@@ -292,6 +292,7 @@ def finish_layer(
     """
     b, t = x_BTD.shape[:2]
     x_BTD = x_BTD + linear(out_BTHC.reshape(b, t, -1), p["o"].reshape(-1, c.width))
+    x_BTD = sharding.constrain(x_BTD, ROWS)
     y_BTD = rms_norm(x_BTD, p["ffn_norm"], c.norm_eps)
     if c.experts:
         return x_BTD + experts.feed_forward(
@@ -394,6 +395,7 @@ def token_logps(
     a device, some columns of all its rows; the backward pass recomputes them.
     """
     b, t, d = x_BTD.shape
+    x_BTD = sharding.constrain(x_BTD, ("batch", None, None))
     rows = b // sharding.pieces(b)
     columns = max(n for n in range(1, t + 1) if t % n == 0 and (n == 1 or n * rows <= chunk))
     name, axes = ("embed", ("vocab", None)) if c.tied else ("head", (None, "vocab"))

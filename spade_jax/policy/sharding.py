@@ -23,11 +23,12 @@ AXES = ("data", "fsdp", "tensor", "expert")
 
 _SPLIT = {
     "batch": ("data", "fsdp", "expert"),
+    "length": ("tensor",),  # of whole sequences between attention and feed-forward
     "vocab": ("tensor",),
     "head": ("tensor",),
     "kv_head": ("tensor",),
     "ffn": ("tensor",),
-    "expert": ("expert",),
+    "expert": ("expert", "tensor"),  # whole experts rather than parts of their width
 }
 # Logical axes of parameters and activations; an axis that is not listed is whole on each device.
 TABLE: dict[str, dict[str, tuple[str, ...]]] = {

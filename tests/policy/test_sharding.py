@@ -63,11 +63,15 @@ def test_places_by_hand() -> None:
     mesh = mesh_of(2, 2, 2, 2)
     down = model.declare(MOE)["layers"]["down"]
     assert down.axes == ("layer", "expert", "ffn", "model")
-    # the experts claim their axis before the width can
+    # the four experts claim both axes before the width can claim one
     assert sharding.spec(down.axes, down.shape, mesh, "train") == P(
-        None, ("expert",), ("tensor",), ("fsdp",)
+        None, ("expert", "tensor"), None, ("fsdp",)
     )
     assert sharding.spec(down.axes, down.shape, mesh, "sample") == P(
+        None, ("expert", "tensor"), None, None
+    )
+    # six experts divide by expert = 2 only, and leave tensor to their width
+    assert sharding.spec(down.axes, (2, 6, 24, 32), mesh, "sample") == P(
         None, ("expert",), ("tensor",), None
     )
     embed = model.declare(SMALL)["embed"]
