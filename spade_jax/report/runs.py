@@ -118,7 +118,8 @@ class Group:
 
 
 def group(readings: Sequence[Reading]) -> list[Group]:
-    """Runs by what their configs differ in, in the order in which they were given.
+    """Runs by what their configs differ in: first those of the majority's values, then the others
+    in the order in which they were given.
 
     A label names the values that most of the groups do not have; of a field without such a
     majority every group's value.
@@ -132,12 +133,13 @@ def group(readings: Sequence[Reading]) -> list[Group]:
         for field in dict.fromkeys(itertools.chain(*configs))
         if len({json.dumps(config.get(field)) for config in configs}) > 1
     ]
-    groups = []
+    groups: list[Group] = []
     for runs, config in zip(keys.values(), configs, strict=True):
         values = {field: config.get(field) for field in fields}
         named = {f: v for f, v in values.items() if json.dumps(v) != _majority(configs, f)}
         label = ", ".join(f"{field}={_short(value)}" for field, value in named.items())
-        groups.append(Group(label=label or _plain_label(runs), runs=runs))
+        place = len(groups) if label else 0
+        groups.insert(place, Group(label=label or _plain_label(runs), runs=runs))
     return groups
 
 

@@ -61,9 +61,9 @@ def labels(tmp_path: Path, *fields: dict[str, object]) -> list[tuple[str, int]]:
 def test_most_are_the_base_and_others_say_how_they_differ(tmp_path: Path) -> None:
     assert labels(
         tmp_path,
+        {"corpus__enabled": False},
         {"seed": 1},
         {"seed": 2, "log__episodes": 3, "evaluation__every": 7},
-        {"corpus__enabled": False},
         {"memory__enabled": False, "reward__w_regret": 0.5},
     ) == [
         ("base", 2),
