@@ -47,6 +47,7 @@ from spade_jax.types import Arm, Role, UsageError
 
 FLAGS = flags.FLAGS
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+SHORTEST = 64  # tokens of the cache where the model is too short for every suite
 
 
 # -- suites -----------------------------------------------------------------------------------
@@ -101,11 +102,12 @@ class Partner:
 
 
 @contextlib.contextmanager
-def open_model(c: config_dict.ConfigDict, context: int) -> Iterator[Partner]:
-    """A model in this process, with room for conversations of `context` tokens if it has it."""
+def open_model(c: config_dict.ConfigDict, contexts: Sequence[int]) -> Iterator[Partner]:
+    """A model in this process, with room for the longest of these lengths it can have."""
     path = FLAGS.model or FLAGS.workdir or c.model.path
     with jax.set_mesh(sharding.make_mesh(c.mesh)):
         source = weights.find(path)
+        positions = source.model.max_positions
         tokenizer = run_setup.new_tokenizers(c, source.folder)[Role.AGENT]
         places = sharding.parameters(declare(source.model), jax.sharding.get_mesh(), "sample")
         dtype = jnp.dtype(c.model.compute_dtype)
@@ -113,16 +115,14 @@ def open_model(c: config_dict.ConfigDict, context: int) -> Iterator[Partner]:
             in_compute_dtype(source.load(shardings=places), source.model, dtype),
             source.model,
             slots=seats(c),
-            context=context,
+            context=max([n for n in contexts if n <= positions], default=SHORTEST),
             stop_ids=tokenizer.stop_ids,
             dtype=dtype,
             block=c.sampling.block,
         )
         step = "" if source.step is None else f" at iteration {source.step}"
         name = f"{path or 'the bundled model'}{step}"
-        yield Partner(
-            Policy(sampler, tokenizer), source.model.max_positions, name, _stamp(source.path)
-        )
+        yield Partner(Policy(sampler, tokenizer), positions, name, _stamp(source.path))
 
 
 def _stamp(folder: Path) -> str:
@@ -165,7 +165,7 @@ def evaluate(c: config_dict.ConfigDict, names: Sequence[str], folder: Path) -> i
         if FLAGS.endpoint:
             opened = open_endpoint(c, FLAGS.endpoint, FLAGS.served_model)
         else:
-            opened = open_model(c, max(suite.settings.context for suite in suites))
+            opened = open_model(c, [suite.settings.context for suite in suites])
         partner = stack.enter_context(opened)
         speakers = {MODEL: partner.speaker, USER: partner.speaker}
         if FLAGS.user_endpoint:

@@ -24,7 +24,6 @@ def evaluate(c: config_dict.ConfigDict, policy: Policy, folder: Path) -> dict[st
     e = c.evaluation
     if not e.suites:
         return {}
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that was resumed before it
     options = Options(data=Path(e.data) if e.data else None)
     with contextlib.ExitStack() as stack:
         suites = []
@@ -34,6 +33,7 @@ def evaluate(c: config_dict.ConfigDict, policy: Policy, folder: Path) -> dict[st
             suites.append(Configured(suite, how))
         items = {suite.name: evaluation.chosen(suite.items(), e.limit) for suite in suites}
         about = {"suites": {suite.name: results.about_suite(suite.settings) for suite in suites}}
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was resumed before it
         with Plays(folder, about) as plays:
             evaluation.run_suites(
                 suites,

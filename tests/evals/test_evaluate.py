@@ -164,7 +164,7 @@ def test_the_held_out_suite_is_what_training_plays(
 ) -> None:
     fields = {"play.max_turns": 2, "play.reply_tokens": 8, "sampling.slots": 16}
     asked = {"model": str(model_folder), "output": str(tmp_path / "out"), "fields": fields}
-    assert run(**asked) == 0
+    assert run(**asked, limit=12) == 0
     plays = made(tmp_path / "out")
     told = capsys.readouterr().out
     assert "held-out success" in told and re.search(r"level 5 +all\n", told)
@@ -172,9 +172,9 @@ def test_the_held_out_suite_is_what_training_plays(
     monkey = SimpleNamespace(**NOTHING | {"model": str(model_folder)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate, "FLAGS", monkey)
-        with evaluate.open_model(c, c.play.context) as partner, Sandbox(**c.sandbox) as sandbox:
+        with evaluate.open_model(c, [c.play.context]) as partner, Sandbox(**c.sandbox) as sandbox:
             with evaluate.open_heldout(c, Arm.PLAIN) as suite:
-                items, rules = suite.instances, suite.rules
+                items, rules = suite.instances[:12], suite.rules
             episodes = heldout.play_held_out(
                 partner.speaker, sandbox, items, rules, arm=Arm.PLAIN, seed=7, seats=16
             )
@@ -208,7 +208,7 @@ def test_a_model_too_short_for_a_suite(
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"suite": ["aime52"]}, "no suite is called 'aime52' .near: aime25.; choose from"),
+        ({"suite": ["aime2"]}, "no suite is called 'aime2' .near: aime2[56].; choose from"),
         ({"endpoint": "http://x/v1", "model": "y"}, "name two models"),
         ({"suite": ["aime25"], "endpoint": "http://x/v1"}, "pass --served_model=NAME"),
         ({"suite": ["aime25"], "top_p": 1.5}, "top_p must be above 0 and at most 1"),
@@ -251,7 +251,7 @@ def test_benchmarks_during_training(model_folder: Path, tmp_path: Path) -> None:
     c = small_run.configured("tiny", fields)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate, "FLAGS", SimpleNamespace(**NOTHING | {"model": str(model_folder)}))
-        with evaluate.open_model(c, 320) as partner:
+        with evaluate.open_model(c, [320]) as partner:
             assert in_loop.evaluate(small_run.configured("tiny"), partner.speaker, tmp_path) == {}
             folder = tmp_path / "evaluation" / "000020"
             measured = in_loop.evaluate(c, partner.speaker, folder)
