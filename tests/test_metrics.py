@@ -1,9 +1,10 @@
 """Metrics: names, the record on disk, stage times and the progress display."""
 
+import contextlib
 import io
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -183,8 +184,8 @@ def test_terminal_progress_shows_stage_and_designs() -> None:
     verdicts = [Verdict(reason=Reason.ACCEPTED), Verdict(reason=Reason.EXTRACT)]
     with metrics.Progress(3, console=console, clock=_clock(0.0, 1.0)) as progress:
         progress.designs(designs, verdicts)
-        progress.stage("play")
-        progress.update(0, VALUES)
+        with progress.stage("iteration"), progress.stage("play"):
+            progress.update(0, VALUES)
     last = out.getvalue().rpartition("iteration")[2]
     for words in ("1 accepted, 1 extract", "SortEnv", "no program", "Optimization", "now: play"):
         assert words in last, words
@@ -194,13 +195,22 @@ def test_plain_progress_keeps_to_its_lines() -> None:
     out = io.StringIO()
     console = rich.console.Console(file=out, force_terminal=False)
     with metrics.Progress(3, console=console, clock=_clock(0.0)) as progress:
-        progress.stage("play")
-        progress.designs([], [])
+        with progress.stage("play"):
+            progress.designs([], [])
     assert out.getvalue() == ""
 
 
-def test_stages_are_told_as_they_begin() -> None:
+def test_a_timer_puts_stages_into_others_contexts() -> None:
     timer, heard = metrics.Timer(_clock(0.0, 1.0, 2.0, 3.0)), []
-    timer.listen = heard.append
+
+    @contextlib.contextmanager
+    def listen(name: str) -> Iterator[None]:
+        heard.append(f"{name} begins")
+        yield
+        heard.append(f"{name} ends")
+
+    timer.around.append(listen)
     with timer.stage("iteration"), timer.stage("play"):
-        assert heard == ["iteration", "play"]
+        pass
+    assert heard == ["iteration begins", "play begins", "play ends", "iteration ends"]
+    assert timer.take() == {"time/play_s": 1.0, "time/iteration_s": 3.0}
