@@ -240,7 +240,8 @@ def compiled(program: Program, rate: Rates, topology: str, folder: Path) -> Fact
             failed=str(error).splitlines()[0],
         )
     took = time.perf_counter() - began
-    memory, cost, text = made.memory_analysis(), made.cost_analysis(), made.as_text()
+    memory, cost = made.memory_analysis(), made.cost_analysis()
+    text, _, largest = _written(folder)
     optimal = cost.get("optimal_seconds", 0.0)
     return dataclasses.replace(
         facts,
@@ -252,18 +253,23 @@ def compiled(program: Program, rate: Rates, topology: str, folder: Path) -> Fact
         code=memory.generated_code_size_in_bytes,
         optimal_s=optimal if optimal > 0 else None,
         parts=parts(text, program.loops, rate, topology),
-        largest=_names(_written(folder)[2], text),
+        largest=_names(largest, text),
         untold=tuple(sorted({w.kernel for w in hlo.works(text) if w.kernel})),
     )
 
 
 def _written(folder: Path) -> tuple[str, int, list[tuple[int, str]]]:
-    """Of what XLA wrote into the folder: the program's text, its bytes and its largest buffers."""
+    """Of what XLA wrote into the folder: the program's text, its bytes and its largest buffers.
+
+    The text is read here because JAX cannot read back every program of a newer libtpu.
+    """
     reports = sorted(folder.glob("*memory-usage-report.txt"), key=lambda path: path.stat().st_size)
     if not reports:
         return "", 0, []
-    text = Path(str(reports[-1]).replace("-memory-usage-report", ""))
-    return (text.read_text() if text.exists() else "", *read_report(reports[-1].read_text()))
+    name = str(reports[-1]).replace("-memory-usage-report", "")
+    last, before = Path(name.replace("after_optimizations", "after_codegen")), Path(name)
+    text = next((path.read_text() for path in (last, before) if path.exists()), "")
+    return (text, *read_report(reports[-1].read_text()))
 
 
 def answers(request: Request) -> Iterator[dict[str, object]]:
