@@ -27,7 +27,8 @@ def get_config() -> config_dict.ConfigDict:
     # What the backward pass keeps of a layer, from most memory to least: none (nothing is computed
     # again) | dots (products with weights) | attention (its output) | layer (only the input).
     c.model.remat = "layer"
-    c.model.attention = "auto"  # auto: the platform's | einsum | dot_product | cudnn | splash
+    # auto: the platform's | einsum | dot_product | cudnn or flash on a GPU | splash on a TPU
+    c.model.attention = "auto"
     c.model.think = "auto"  # auto | keep | strip earlier thinking; auto: as the chat template does
     c.model.template_options = "{}"  # JSON of switches: '{"enable_thinking": false}'
 

@@ -193,6 +193,44 @@ def dot_product(
     return checkpoint_name(out_BTHC, "attention")
 
 
+def _check_length(name: str, t: int) -> None:
+    if t % 128:
+        raise UsageError(
+            f"{name} attention takes rows of a multiple of 128 tokens, not {t}; correct "
+            "learn.row_tokens or choose model.attention = einsum"
+        )
+
+
+def flash(
+    q_BTHC: jax.Array,
+    k_BTKC: jax.Array,
+    v_BTKC: jax.Array,
+    segments_BT: jax.Array,
+    *,
+    interpret: bool = False,
+) -> jax.Array:
+    """The Triton kernel shipped with JAX; each key head is repeated for its queries.
+
+    Raises UsageError for a length that its blocks do not divide. `interpret` runs it anywhere,
+    slowly.
+    """
+    from jax.experimental.pallas.ops.gpu import attention as library
+
+    _, t, h, size = q_BTHC.shape
+    _check_length("flash", t)
+    k_BTHC, v_BTHC = (jnp.repeat(a, h // a.shape[2], axis=2) for a in (k_BTKC, v_BTKC))
+    out_BTHC = library.mha(
+        q_BTHC,
+        k_BTHC,
+        v_BTHC,
+        segments_BT,
+        sm_scale=size**-0.5,
+        causal=True,
+        interpret=interpret,
+    )
+    return checkpoint_name(out_BTHC, "attention")
+
+
 def splash(
     q_BTHC: jax.Array,
     k_BTKC: jax.Array,
@@ -209,11 +247,7 @@ def splash(
     from jax.experimental.pallas.ops.tpu import splash_attention as library
 
     _, t, h, size = q_BTHC.shape
-    if t % 128:
-        raise UsageError(
-            f"splash attention takes rows of a multiple of 128 tokens, not {t}; correct "
-            "learn.row_tokens or choose model.attention = einsum"
-        )
+    _check_length("splash", t)
     side = next(n for n in (SPLASH_BLOCK, 256, 128) if t % n == 0)
     kernel = library.make_splash_mha(
         library.MultiHeadMask([library.CausalMask((t, t))] * h),
@@ -244,6 +278,7 @@ KERNELS = {
     "einsum": einsum,
     "dot_product": dot_product,
     "cudnn": functools.partial(dot_product, implementation="cudnn"),
+    "flash": flash,
     "splash": splash,
 }
 

@@ -22,7 +22,7 @@ PLATFORMS = {
     "gpu": Kernels("einsum", "ragged"),
     "tpu": Kernels("splash", "ragged", "pallas"),
 }
-ONLY = {"cudnn": "gpu", "splash": "tpu"}  # kernels of one platform
+ONLY = {"cudnn": "gpu", "flash": "gpu", "splash": "tpu"}  # kernels of one platform
 ATTENTION = ("auto", "einsum", "dot_product", *ONLY)
 
 

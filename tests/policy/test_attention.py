@@ -20,6 +20,7 @@ SEGMENTS = jnp.asarray([[1] * 90 + [2] * 130 + [0] * 36, [1] * T])
 HERE = {
     "einsum": attention.einsum,
     "dot_product": attention.dot_product,
+    "flash": functools.partial(attention.flash, interpret=True),
     "splash": functools.partial(attention.splash, interpret=True),
 }
 
@@ -92,8 +93,11 @@ def test_weights_of_all_queries_never_exist_at_once() -> None:
 
 def test_a_length_the_blocks_do_not_divide() -> None:
     rows = jnp.zeros((1, 192, 1, C))
-    with pytest.raises(UsageError, match="a multiple of 128 tokens, not 192; correct learn.row_to"):
-        attention.splash(rows, rows, rows, jnp.zeros((1, 192), jnp.int32))
+    for kernel in (attention.splash, attention.flash):
+        with pytest.raises(
+            UsageError, match="multiple of 128 tokens, not 192; correct learn.row_to"
+        ):
+            kernel(rows, rows, rows, jnp.zeros((1, 192), jnp.int32))
 
 
 # -- the choice -------------------------------------------------------------------------------
@@ -113,5 +117,5 @@ def test_each_platform_has_kernels_that_exist() -> None:
 def test_a_kernel_of_another_platform() -> None:
     with pytest.raises(UsageError, match="'splash', which needs a TPU, but JAX runs on CPU; choo"):
         kernels.choose("splash")
-    with pytest.raises(UsageError, match="attention is 'flash'; choose one of auto, einsum, dot_p"):
-        kernels.choose("flash")
+    with pytest.raises(UsageError, match="attention is 'ring'; choose one of auto, einsum, dot_p"):
+        kernels.choose("ring")
