@@ -34,6 +34,7 @@ from spade_jax.weights import Source
 
 FLAGS = flags.FLAGS
 GB = 1e9
+ITERATION = "iteration.txt"  # in an exported run: that of the checkpoint it was made of
 
 
 def to_ours(source: Source, path: Path) -> None:

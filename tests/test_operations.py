@@ -107,13 +107,18 @@ def test_the_export_is_the_final_weights_and_opens(
     assert not (plain / "exported.draft").exists()
 
 
-def test_a_finished_run_exports_once(
+def test_a_checkpoint_is_exported_once(
     config: config_dict.ConfigDict, plain: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    written_at = (plain / "exported" / "config.json").stat().st_mtime_ns
+    file, mark = (plain / "exported" / name for name in ("config.json", "iteration.txt"))
+    written_at = file.stat().st_mtime_ns
+    assert mark.read_text() == "2\n"
     assert train.train(config, plain, export_hf=True) == 0
     assert "is finished" in capsys.readouterr().out
-    assert (plain / "exported" / "config.json").stat().st_mtime_ns == written_at
+    assert file.stat().st_mtime_ns == written_at
+    mark.write_text("1\n")  # as if it had gone on since
+    assert train.train(config, plain, export_hf=True) == 0
+    assert file.stat().st_mtime_ns > written_at and mark.read_text() == "2\n"
 
 
 def test_a_trace_holds_the_stages(plain: Path) -> None:

@@ -34,7 +34,8 @@ def test_file_paths_are_plain_ones() -> None:
 def test_a_mirror_fetches_all_but_checkpoints_and_copies_what_changed(
     memory: MemoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("metrics.jsonl", "episodes/000000.jsonl", "checkpoints/3/host/metadata"):
+    others = ("checkpoints/3/host/metadata", ".writable-of-another-host")
+    for name in ("metrics.jsonl", "episodes/000000.jsonl", *others):
         memory.pipe_file(f"/run/{name}", name.encode())
     mirror = storage.Mirror("memory://run/", tmp_path)
     mirror.fetch()
@@ -55,7 +56,8 @@ def test_a_mirror_fetches_all_but_checkpoints_and_copies_what_changed(
     assert memory.cat_file("/run/metrics.jsonl") == b"metrics.jsonl and more"
     assert memory.cat_file("/run/new/one") == b"1"
     assert memory.exists("/run/checkpoints/3/host/metadata")
-    assert not memory.exists("/run/.writable")
+    probes = [path for path in memory.find("/run") if "writable" in path]
+    assert probes == ["/run/.writable-of-another-host"]
 
 
 class Closed(MemoryFileSystem):
