@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from spade_jax.evals.intervals import mean
@@ -23,6 +24,7 @@ Chart = dict[str, object]  # what charts.js draws
 
 # Student's t for 95%, by degrees of freedom from 2 on.
 T_95 = (4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+SUITE = re.compile("evaluation/suite/[^/]+/success")
 POINTS = 400  # most points of a curve
 # Around the others, or beside the iteration.
 OUTER_STAGES = ("time/iteration_s", "time/checkpoint_s", "time/evaluate_s")
@@ -168,6 +170,14 @@ def _success(groups: Sequence[Group]) -> Iterator[Chart | None]:
         **share,
     )
     yield lines(
+        "benchmarks",
+        "Benchmarks",
+        "success in suites that are played during training",
+        groups,
+        {name.split("/")[2]: metric(name) for name in suites(groups)},
+        **share,
+    )
+    yield lines(
         "success",
         "Success in self-play",
         "plays with a return above 0.5, without and with the hint",
@@ -191,6 +201,12 @@ def _success(groups: Sequence[Group]) -> Iterator[Chart | None]:
         {"accepted designs": metric("designer/diversity"), "memory": metric("memory/diversity")},
         **share,
     )
+
+
+def suites(groups: Sequence[Group]) -> list[str]:
+    """Metrics of success in benchmarks that any of the runs has played."""
+    seen = {name for g in groups for r in g.runs for line in r.metrics for name in line}
+    return sorted(name for name in seen if SUITE.fullmatch(name))
 
 
 def _policy(groups: Sequence[Group]) -> Iterator[Chart | None]:

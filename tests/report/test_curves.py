@@ -68,6 +68,14 @@ def test_groups_are_told_apart_by_colour_and_sources_by_dash(tmp_path: Path) -> 
     assert "length" not in charts  # nobody measured it
 
 
+def test_benchmarks_have_a_chart_once_they_are_played(folder: Path) -> None:
+    reading = sample.reading(folder)
+    assert "benchmarks" not in {chart["id"] for chart in curves.overlays(group([reading]))}
+    reading.metrics[1]["evaluation/suite/gsm8k-0/success"] = 0.25
+    [chart] = [c for c in curves.overlays(group([reading])) if c["id"] == "benchmarks"]
+    assert [(s["label"], s["x"], s["y"]) for s in chart["series"]] == [("gsm8k-0", [2], [0.25])]
+
+
 def test_parts_of_a_whole(folder: Path) -> None:
     charts = {chart["id"]: chart for chart in curves.stacks(group([sample.reading(folder)])[0])}
     verdicts = {part["label"]: part["y"] for part in charts["verdicts"]["parts"]}

@@ -1,6 +1,6 @@
 // The page: which part of it is shown, keys, and reading it anew while runs go on.
 
-const ORDER = ["held-out", "success", "regret", "win-rates", "verdicts", "diversity", "entropy", "length", "gap", "time"];
+const ORDER = ["held-out", "benchmarks", "success", "regret", "win-rates", "verdicts", "diversity", "entropy", "length", "gap", "time"];
 const views = [...document.querySelectorAll(".view")];
 
 function route() {
