@@ -106,7 +106,6 @@ def advance(
     positions_RT = length_R[:, None] + column + jnp.arange(t)[None, :]
     angles = model.rotary_angles(positions_RT, c)
     visible_RTS = seen(old, length_R, recent, column, t)
-    dtype = old.keys[0].dtype
 
     kernels, size = choose(), c.layers // groups(c)
     stacked = experts.MATRICES if c.experts and kernels.experts in experts.STACKED else ()
@@ -134,7 +133,7 @@ def advance(
         out = model.finish_layer(p, x_RTD, out_RTHC, c, kernels, number if stacked else None)
         return out, (recent_k, recent_v)
 
-    x_RTD = model.embed(params, tokens_RT, dtype)
+    x_RTD = model.embed(params, tokens_RT, old.keys[0].dtype)
     keys, values = [], []
     for g in range(groups(c)):
         parts = (
