@@ -167,7 +167,8 @@ def get_config() -> config_dict.ConfigDict:
     c.sampling = config_dict.ConfigDict()
     c.sampling.slots = 192  # conversations side by side on a host, each with its key/value cache
     c.sampling.block = 16  # tokens of each that are decoded before others may join
-    # Each host samples with a model of its own, divided among so many of its devices; 0: as mesh.
+    # Devices of a host among which its heads and experts are divided while it samples; both 0: on
+    # a single host as in mesh, on several heads and then experts among as many as can be.
     c.sampling.tensor = 0
     c.sampling.expert = 0
 

@@ -15,6 +15,7 @@ import itertools
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -121,6 +122,9 @@ def joined(
         yield
     except BaseException as error:
         said = str(error) or type(error).__name__
+        if isinstance(error, Exception) and not isinstance(error, UsageError):
+            traceback.print_exception(error)  # now: to wait in vain for the others ends in an abort
+        print(f"host {index()} ends: {said}", file=sys.stderr, flush=True)
         _client().key_value_set(f"spade/failed/{index()}", said, allow_overwrite=True)
         raise
     finally:

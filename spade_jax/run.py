@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -69,7 +70,7 @@ class Run:
         dtype = jnp.dtype(self.config.model.compute_dtype)
         params = in_compute_dtype(merged(self.learner.params(state)), self.model, dtype)
         mesh, declared = jax.sharding.get_mesh(), declare(self.model)
-        to = replicas(self.config, mesh)
+        to = replicas(self.config, self.model, mesh)
         if to is None:
             own = jax.device_put(params, sharding.parameters(declared, mesh, "sample"))
         else:
@@ -104,7 +105,7 @@ def _on_mesh(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
         weights.check_loss(params, model, tokenizer, source, c.model.max_loss)
     tx = new_optimizer(c)
     learner, trained = new_learner(c, model, params, tx)
-    to = replicas(c, jax.sharding.get_mesh())
+    to = replicas(c, model, jax.sharding.get_mesh())
     with jax.set_mesh(to.own) if to else contextlib.nullcontext():
         sampler = Sampler(
             params,
@@ -145,9 +146,19 @@ def _on_mesh(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
         )
 
 
-def replicas(c: config_dict.ConfigDict, mesh: jax.sharding.Mesh) -> sharding.Replicas | None:
-    """Where hosts sample apart from one another; None: where they train."""
-    return sharding.replicas(mesh, c.sampling.tensor, c.sampling.expert)
+def replicas(
+    c: config_dict.ConfigDict, model: ModelConfig, mesh: jax.sharding.Mesh
+) -> sharding.Replicas | None:
+    """Where each host samples apart from the others; None: where it trains.
+
+    A step of decoding reads nearly all weights, so they lie in as many pieces as can be.
+    """
+    if not (mesh.is_multi_process or c.sampling.tensor or c.sampling.expert):
+        return None
+    devices = len(sharding.by_host(mesh)[0])
+    tensor = c.sampling.tensor or math.gcd(model.kv_heads, devices)
+    expert = c.sampling.expert or math.gcd(model.experts or 1, devices // tensor)
+    return sharding.replicas(mesh, tensor, expert)
 
 
 def open_pool(c: config_dict.ConfigDict) -> list[Environment]:
@@ -383,7 +394,7 @@ def describe(run: Run) -> None:
     mesh = jax.sharding.get_mesh()
     if mesh.size > 1:
         print("devices: " + _shape(mesh))
-    if to := replicas(c, mesh):
+    if to := replicas(c, run.model, mesh):
         print(f"sampling: on each of {to.all.shape['host']} hosts, {_shape(to.own)}")
     for rows, tokens in zip(c.learn.rows, c.learn.row_tokens, strict=True):
         divided = sharding.pieces(rows)

@@ -232,8 +232,9 @@ def start(c: config_dict.ConfigDict, place: storage.Workdir, profiled: range) ->
                 _, state, host = found
         if host.iteration >= c.iterations:
             hosts.say(f"{place.name} is finished: {host.iteration} iterations are done")
-            if not (workdir / summary.PLOT).exists():  # killed after its last checkpoint
-                hosts.lead(lambda: summarise(place))
+            if hosts.lead((workdir / summary.PLOT).exists):
+                return 0
+            hosts.lead(lambda: summarise(place))  # it was killed after its last checkpoint
             return 0
         checkpoints.check_room(state)
         if found:

@@ -156,30 +156,33 @@ class Replicas:
     all: Mesh
 
 
-def replicas(mesh: Mesh, tensor: int = 0, expert: int = 0) -> Replicas | None:
-    """Where each host samples, its model divided by `tensor` and `expert` (0: as in `mesh`).
+def replicas(mesh: Mesh, tensor: int, expert: int) -> Replicas:
+    """Meshes of each host's devices of `mesh`, on which `tensor` times `expert` hold a model.
 
-    None where that is `mesh` itself. UsageError where a host's devices cannot be divided so.
+    UsageError where the devices cannot be divided so.
     """
-    if not (mesh.is_multi_process or tensor or expert):
-        return None
-    shape = dict.fromkeys(AXES, 1)
-    shape |= {"tensor": tensor or mesh.shape["tensor"], "expert": expert or mesh.shape["expert"]}
+    hosts = by_host(mesh)
+    n, parts = min(map(len, hosts)), tensor * expert
+    if n % parts or len(set(map(len, hosts))) > 1:
+        raise UsageError(
+            f"a host samples with {n} devices, which cannot hold a model in {parts} pieces (tensor "
+            f"{tensor}, expert {expert}); set --config.sampling.tensor and "
+            "--config.sampling.expert so that their product divides the devices of each host"
+        )
+    shape = {**dict.fromkeys(AXES, 1), "fsdp": n // parts, "tensor": tensor, "expert": expert}
+    meshes = [make_mesh(tuple(shape.values()), devices) for devices in hosts]
+    types = (AxisType.Auto,) * (1 + len(AXES))
+    everywhere = Mesh(np.stack([m.devices for m in meshes]), ("host", *AXES), types)
+    own = next(m for m in meshes if m.devices.flat[0].process_index == jax.process_index())
+    return Replicas(own, everywhere)
+
+
+def by_host(mesh: Mesh) -> list[list[jax.Device]]:
+    """The devices of each host, in order."""
     hosts: dict[int, list[jax.Device]] = {}
     for device in sorted(mesh.devices.flat, key=lambda d: (d.process_index, d.id)):
         hosts.setdefault(device.process_index, []).append(device)
-    n, parts = min(map(len, hosts.values())), math.prod(shape.values())
-    if n % parts or len({len(devices) for devices in hosts.values()}) > 1:
-        raise UsageError(
-            f"a host samples with {n} devices, which cannot hold a model in {parts} pieces (tensor "
-            f"{shape['tensor']}, expert {shape['expert']}); set --config.sampling.tensor and "
-            "--config.sampling.expert so that their product divides the devices of each host"
-        )
-    shape["data"] = n // parts
-    meshes = [make_mesh(tuple(shape.values()), devices) for devices in hosts.values()]
-    types = (AxisType.Auto,) * (1 + len(AXES))
-    everywhere = Mesh(np.stack([m.devices for m in meshes]), ("host", *AXES), types)
-    return Replicas(meshes[list(hosts).index(jax.process_index())], everywhere)
+    return list(hosts.values())
 
 
 def replicate(params: Any, declared: Any, to: Replicas) -> Any:
