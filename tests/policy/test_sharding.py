@@ -110,3 +110,18 @@ def test_one_device_is_a_mesh_too() -> None:
 def test_a_mesh_of_another_number_of_devices() -> None:
     with pytest.raises(UsageError, match="mesh 1x2x1x1 .data, .* takes 2 devices, but there are 1"):
         sharding.make_mesh((1, 2, 1, 1))
+
+
+def test_a_copy_to_sample_with() -> None:
+    """Of one host with one device: as it was, on the mesh of the host's own devices."""
+    params, mesh = random_params(SMALL), sharding.make_mesh()
+    declared = model.declare(SMALL)
+    trained = jax.device_put(params, sharding.parameters(declared, mesh, "train"))
+    to = sharding.replicas(mesh, 1, 1)
+    assert to.all.shape == {"host": 1, **to.own.shape} and to.own.size == 1
+    copy = sharding.replicate(trained, declared, to)
+    for got, expected in zip(*map(jax.tree.leaves, (copy, params)), strict=True):
+        assert got.sharding.mesh == to.own
+        np.testing.assert_array_equal(got, expected)
+    with pytest.raises(UsageError, match=r"with 1 devices, .* in 2 pieces \(tensor 2, expert 1\)"):
+        sharding.replicas(mesh, 2, 1)
