@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from spade_jax import config as configs
-from spade_jax.preflight import chips, hlo, programs
+from spade_jax.preflight import chips, hlo, programs, work
 from spade_jax.preflight.programs import Program
 from spade_jax.types import UsageError
 
@@ -117,7 +117,7 @@ def rates(devices: Sequence[jax.Device], topology: str) -> Rates:
     )
 
 
-def seconds(works: Sequence[hlo.Work], rate: Rates, topology: str) -> float:
+def seconds(works: Sequence[work.Work], rate: Rates, topology: str) -> float:
     """Time of some work: each instruction as long as its products or its bytes take.
 
     Collectives come on top, but for those that run beside other instructions; all together they
@@ -146,9 +146,9 @@ def _axes(group: int, sides: Sequence[int]) -> int:
 
 def parts(text: str, loops: Sequence[str], rate: Rates, topology: str) -> tuple[Part, ...]:
     """A program's work: the fixed part, then a round of each loop of unknown length."""
-    by_loop: dict[int | None, list[hlo.Work]] = collections.defaultdict(list)
-    for work in hlo.works(text):
-        by_loop[work.loop].append(work)
+    by_loop: dict[int | None, list[work.Work]] = collections.defaultdict(list)
+    for each in work.works(text):
+        by_loop[each.loop].append(each)
     out = []
     for loop in [None, *sorted(n for n in by_loop if n is not None)]:
         works, sent = by_loop[loop], collections.Counter()
@@ -254,7 +254,7 @@ def compiled(program: Program, rate: Rates, topology: str, folder: Path) -> Fact
         optimal_s=optimal if optimal > 0 else None,
         parts=parts(text, program.loops, rate, topology),
         largest=_names(largest, text),
-        untold=tuple(sorted({w.kernel for w in hlo.works(text) if w.kernel})),
+        untold=tuple(sorted({w.kernel for w in work.works(text) if w.kernel})),
     )
 
 

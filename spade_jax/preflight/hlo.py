@@ -1,39 +1,13 @@
-"""Reading a compiled TPU program: what it computes, moves and sends, loop bodies by their trips.
-
-`cost_analysis` of XLA counts the body of a loop once. Here the optimised HLO text is read instead:
-each instruction's work is multiplied by the trips of the loops around it, as far as a loop's bound
-is a constant in its condition (JAX's scans and `fori_loop`s count from 0 by 1). A loop whose bound
-is data is counted once and by itself.
-"""
+"""The text of a compiled program as computations of instructions."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator
 
 SIZES = {"pred": 1, "bf16": 2}  # bytes; of other types the digits are bits: f32, s8, f8e4m3fn
-COLLECTIVES = (
-    *("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
-    *("collective-permute", "collective-broadcast"),
-)
-_FREE = {  # move nothing, or are counted where they start
-    *(
-        "parameter",
-        "constant",
-        "get-tuple-element",
-        "tuple",
-        "bitcast",
-        "after-all",
-        "partition-id",
-    ),
-    *("replica-id", "opt-barrier", "optimization-barrier", "copy-done", "slice-done", "while"),
-    *("conditional", "call", "add-dependency", "async-done", "async-update", "domain"),
-    *(f"{kind}-done" for kind in COLLECTIVES),
-}
 _TYPE = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.$-]+) \(.*\{$")
 _LINE = re.compile(r"^  (ROOT )?%?([\w.$-]+) = (.*)$", re.DOTALL)
@@ -83,32 +57,9 @@ class Module:
     computations: dict[str, Computation]
     entry: str
 
-
-@dataclasses.dataclass(frozen=True)
-class Sent:
-    """A collective: bytes that a device receives in it by the ring form, in groups of `group`."""
-
-    kind: str
-    bytes: float
-    group: int
-    hidden: bool  # it runs beside other instructions
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """What one instruction does in a run of the program, on one device.
-
-    `loop` numbers, in program order, the outermost loop around it whose trips are data; they are
-    counted once.
-    """
-
-    name: str
-    times: int
-    flops: float = 0.0
-    bytes: float = 0.0  # to and from HBM
-    sent: Sent | None = None
-    loop: int | None = None
-    kernel: str = ""  # of a custom kernel whose products nobody told
+    def called(self, i: Instruction) -> Computation | None:
+        """What a fusion computes; None for an instruction that is none."""
+        return self.computations.get(i.attribute(r"calls=%?([\w.$-]+)") or "")
 
 
 def buffers(type_: str) -> tuple[Buffer, ...]:
@@ -182,7 +133,8 @@ def _closing(text: str, start: int) -> int:
     return len(text)
 
 
-def _root(computation: Computation) -> Instruction:
+def root(computation: Computation) -> Instruction:
+    """What a computation returns."""
     return next(i for i in computation.values() if i.root)
 
 
@@ -192,272 +144,20 @@ def _root(computation: Computation) -> Instruction:
 def trips(module: Module, loop: Instruction) -> int | None:
     """How often a `while` goes round; None where its bound is data."""
     condition = module.computations[loop.attribute(r"condition=%?([\w.$-]+)")]
-    root = _root(condition)
-    if root.op == "fusion":  # the comparison of its operands
-        inner = module.computations[root.attribute(r"calls=%?([\w.$-]+)")]
-        outer = dict(zip(_parameters(inner), root.operands, strict=True))
-        root = _root(inner)
-        bounds = [condition.get(outer.get(name, ""), inner.get(name)) for name in root.operands]
+    last = root(condition)
+    if last.op == "fusion":  # the comparison of its operands
+        inner = module.called(last)
+        outer = dict(zip(parameters(inner), last.operands, strict=True))
+        last = root(inner)
+        bounds = [condition.get(outer.get(name, ""), inner.get(name)) for name in last.operands]
     else:
-        bounds = [condition.get(name) for name in root.operands]
-    if root.op != "compare" or "direction=LT" not in root.rest or bounds[1] is None:
+        bounds = [condition.get(name) for name in last.operands]
+    if last.op != "compare" or "direction=LT" not in last.rest or bounds[1] is None:
         return None
     return int(bounds[1].text) if bounds[1].op == "constant" else None
 
 
-def _parameters(computation: Computation) -> list[str]:
+def parameters(computation: Computation) -> list[str]:
+    """Names of its parameters in their order."""
     found = [i for i in computation.values() if i.op == "parameter"]
     return [i.name for i in sorted(found, key=lambda i: int(i.text))]
-
-
-# -- products ---------------------------------------------------------------------------------
-
-
-def products(i: Instruction, of: Computation) -> float:
-    """Floating-point operations of a `dot` or `convolution`: two for each product."""
-    left, right = (of[name].buffers[0] for name in i.operands[:2])
-    if i.op == "dot":
-        axes = i.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
-        shared = math.prod(left.dims[int(n)] for n in axes.split(",") if n)
-        return 2.0 * math.prod(i.buffers[0].dims) * shared
-    lhs, rhs, out = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", i.rest).groups()
-    result = i.buffers[0].dims
-    positions = 1
-    for n in range(len(lhs) - 2):
-        digit = str(n)
-        window = {key: _window(i.rest, key, n) for key in ("size", "stride", "pad", "lhs_dilate")}
-        dilate = _window(i.rest, "rhs_dilate", n)
-        positions *= _met(
-            left.dims[lhs.index(digit)], result[out.index(digit)], *window.values(), dilate
-        )
-    inputs = right.dims[rhs.index("i")]
-    features = result[out.index("f")] * result[out.index("b")]
-    shared = int(i.attribute(r"batch_group_count=(\d+)") or 1)
-    return 2.0 * positions * inputs * features / shared
-
-
-def _window(rest: str, key: str, n: int) -> int:
-    """Entry `n` of a window's sizes, strides, dilations or left paddings."""
-    window = re.search(r"window=\{([^}]*)\}", rest)
-    found = re.search(rf"(?:^| ){key}=(\S+)", window.group(1)) if window else None
-    default = 0 if key == "pad" else 1
-    return int(found.group(1).split("x")[n].split("_")[0]) if found else default
-
-
-def _met(size: int, out: int, width: int, stride: int, pad: int, dilate: int, spread: int) -> int:
-    """Pairs of a place in the result and one of the window that meet an entry, along one axis.
-
-    Batches are written as such axes, with windows that meet one entry only.
-    """
-    if stride == dilate == spread == 1:  # how many w in the window meet o + w - pad
-        return sum(max(0, min(width, size + pad - o) - max(0, pad - o)) for o in range(out))
-    places = (o * stride + w * spread - pad for o in range(out) for w in range(width))
-    return sum(place % dilate == 0 and 0 <= place // dilate < size for place in places)
-
-
-def _kernel(i: Instruction) -> float | None:
-    """Operations of a custom kernel: what it told the compiler, or those of splash attention.
-
-    Of the latter, half of all pairs of a causal row: two products in the forward pass, five in the
-    backward pass, whose kernel computes the weights again.
-    """
-    told = i.attribute(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')
-    if told:
-        return float(told)
-    named = i.name + " " + (i.attribute(r'op_name="([^"]*)"') or "")
-    if "splash" not in named:
-        return None
-    written = i.attribute(r"operand_layout_constraints=\{(.*?)\}, frontend") or i.rest
-    rows = [b.dims for b in buffers(written) if len(b.dims) == 4 and b.dtype != "s32"]
-    b, h, t, c = rows[0]
-    s = rows[1][2]
-    return 2.0 * (5 if "dkv" in named else 2) * b * h * t * s * c / 2
-
-
-# -- bytes ------------------------------------------------------------------------------------
-
-
-def _read(module: Module, of: Computation, name: str, whole: float) -> float:
-    """Bytes that a computation reads of the parameter called `name`, at most `whole`."""
-    total = 0.0
-    for user in of.values():
-        if name not in user.operands:
-            continue
-        if user.op == "bitcast":
-            total += _read(module, of, user.name, whole)
-        elif user.op in ("dynamic-slice", "slice", "gather") and user.operands[0] == name:
-            total += user.buffers[0].bytes
-        elif user.op == "dynamic-update-slice" and user.operands[0] == name:
-            total += 0.0  # changed where it lies
-        elif user.op == "fusion":
-            inner = module.computations[user.attribute(r"calls=%?([\w.$-]+)")]
-            for place, operand in enumerate(user.operands):
-                if operand == name:
-                    total += _read(module, inner, _parameters(inner)[place], whole)
-        else:
-            return whole
-    return min(total, whole)
-
-
-def _written(module: Module, of: Computation, i: Instruction) -> list[float]:
-    """Bytes of each of an instruction's results that are written."""
-    if i.op == "dynamic-update-slice":
-        return [of[i.operands[1]].buffers[0].bytes]
-    if i.op == "bitcast" and i.operands and i.operands[0] in of:
-        return _written(module, of, of[i.operands[0]])
-    if i.op == "tuple":
-        return [each for name in i.operands for each in _written(module, of, of[name])]
-    if i.op == "fusion":
-        inner = module.computations[i.attribute(r"calls=%?([\w.$-]+)")]
-        return _written(module, inner, _root(inner))
-    return [b.bytes for b in i.buffers]
-
-
-def moved(module: Module, of: Computation, i: Instruction) -> float:
-    """Bytes an instruction moves to and from HBM."""
-    if i.op in _FREE:
-        return 0.0
-    if i.op == "copy-start":
-        return sum(b.bytes for b in i.buffers[:2] if not b.space)
-    if i.op == "slice-start":
-        cut = i.buffers[-2]
-        return cut.bytes * (1 + (not cut.space))
-    if i.op == "custom-call" and 'custom_call_target="tpu_custom_call"' not in i.rest:
-        return 0.0  # marks and names, no work
-    results = _written(module, of, i)
-    if len(results) != len(i.buffers):
-        results = [b.bytes for b in i.buffers]
-    out = sum(n for n, b in zip(results, i.buffers, strict=True) if not b.space)
-    return out + sum(_operand(module, of, i, place) for place in range(len(i.operands)))
-
-
-def _operand(module: Module, of: Computation, i: Instruction, place: int) -> float:
-    """Bytes of HBM read of one operand."""
-    found = of.get(i.operands[place])
-    if found is None:
-        return 0.0
-    whole = sum(b.bytes for b in found.buffers if not b.space)
-    if i.op in ("dynamic-slice", "slice", "gather"):
-        return min(whole, i.buffers[0].bytes) if place == 0 else whole
-    if i.op == "dynamic-update-slice":
-        return 0.0 if place == 0 else whole
-    if i.op == "fusion" and whole:
-        inner = module.computations[i.attribute(r"calls=%?([\w.$-]+)")]
-        return _read(module, inner, _parameters(inner)[place], whole)
-    return whole
-
-
-# -- collectives ------------------------------------------------------------------------------
-
-
-def group_size(rest: str) -> int:
-    """Devices of one group of a collective."""
-    if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", rest):
-        return len(listed.group(1).split(","))
-    if counted := re.search(r"replica_groups=\[\d+,(\d+)\]", rest):
-        return int(counted.group(1))
-    if meshed := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", rest):
-        sizes = dict(re.findall(r"'(\w+)'=(\d+)", meshed.group(1)))
-        return math.prod(int(sizes[name]) for name in re.findall(r"'(\w+)'", meshed.group(2)))
-    return 1
-
-
-def received(i: Instruction, of: Computation, kind: str, group: int) -> float:
-    """Bytes that reach a device in a ring: (n - 1) / n of the whole array, twice in a sum."""
-    given = sum(b.bytes for name in i.operands if name in of for b in of[name].buffers)
-    if kind == "all-gather":
-        return given * (group - 1)
-    share = 1.0 if kind.startswith("collective") else (group - 1) / group
-    return given * share * (2 if kind == "all-reduce" else 1)
-
-
-def _sent(i: Instruction, of: Computation, hidden: bool) -> Sent | None:
-    kind = i.op.removesuffix("-start")
-    if kind not in COLLECTIVES:
-        return None
-    group = group_size(i.rest) if "replica_groups" in i.rest else 2
-    return Sent(kind, received(i, of, kind, group), group, hidden or i.op.endswith("-start"))
-
-
-# -- the whole program ------------------------------------------------------------------------
-
-
-def works(text: str) -> list[Work]:
-    """What every instruction of a program's text does."""
-    module = parse(text)
-    channels: collections.Counter[str] = collections.Counter()
-    for of in module.computations.values():
-        for i in of.values():
-            if i.op.removesuffix("-start") in COLLECTIVES:
-                channels[_channel(i)] += 1
-    return list(_walk(module, module.entry, 1, [None, 0], channels, set()))
-
-
-def _channel(i: Instruction) -> str:
-    return i.attribute(r"channel_id=(\d+)") or i.name
-
-
-def _walk(
-    module: Module, name: str, times: int, at: list, channels: dict[str, int], seen: set[str]
-) -> Iterator[Work]:
-    """The work of a computation that is run `times` times.
-
-    `at` is the loop of unknown length around it, if any, and the number of such loops so far. A
-    collective that runs beside other instructions stands in several fusions, by one channel; it
-    counts where it is `seen` first.
-    """
-    of = module.computations[name]
-    for i in of.values():
-        if i.op == "while":
-            n, (loop, known) = trips(module, i), at
-            if n is None and loop is None:
-                at[:] = [known, known + 1]
-            body = i.attribute(r"body=%?([\w.$-]+)")
-            yield from _walk(module, body, times * (n or 1), at, channels, seen)
-            at[0] = loop
-        elif i.op in ("call", "conditional"):
-            for called in re.findall(
-                r"(?:to_apply=|branch_computations=\{|_computation=|, )%([\w.$-]+)", i.rest
-            ):
-                if called in module.computations:
-                    yield from _walk(module, called, times, at, channels, seen)
-        else:
-            yield from _single(module, of, i, times, at[0], channels, seen)
-
-
-def _single(
-    module: Module,
-    of: Computation,
-    i: Instruction,
-    times: int,
-    loop: int | None,
-    channels: dict[str, int],
-    seen: set[str],
-) -> Iterator[Work]:
-    """An instruction with what is fused into it."""
-    flops, told, sent = 0.0, "", []
-    for inside, each in _fused(module, of, i):
-        if each.op in ("dot", "convolution"):
-            flops += products(each, inside)
-        elif 'custom_call_target="tpu_custom_call"' in each.rest:
-            known = _kernel(each)
-            flops, told = flops + (known or 0.0), told or ("" if known is not None else each.name)
-        elif each.op.removesuffix("-start") in COLLECTIVES and _channel(each) not in seen:
-            seen.add(_channel(each))
-            sent.append(_sent(each, inside, channels[_channel(each)] > 1))
-    yield Work(i.name, times, flops, moved(module, of, i), None, loop, told)
-    for each in sent:
-        yield Work(i.name, times, sent=each, loop=loop)
-
-
-def _fused(
-    module: Module, of: Computation, i: Instruction
-) -> Iterator[tuple[Computation, Instruction]]:
-    """The instruction, or all that is fused into it, each with the computation it stands in."""
-    called = i.attribute(r"calls=%?([\w.$-]+)")
-    if called is None:
-        yield of, i
-        return
-    inner = module.computations[called]
-    for each in inner.values():
-        yield from _fused(module, inner, each)

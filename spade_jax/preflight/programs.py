@@ -111,8 +111,7 @@ def check_mesh(m: ModelConfig, mesh: Mesh, field: str) -> None:
     for axis, what, size in (
         ("tensor", "query heads", m.heads),
         ("tensor", "key heads", m.kv_heads),
-        ("tensor", "columns of a feed-forward", m.expert_ffn if m.experts else m.ffn),
-        ("expert", "experts", m.experts or 1),
+        ("expert", "experts", m.experts) if m.experts else ("tensor", "feed-forward", m.ffn),
     ):
         pieces = mesh.shape[axis]
         if size % pieces:

@@ -6,7 +6,7 @@ import pytest
 from ml_collections import config_dict
 
 from spade_jax.policy.model import ModelConfig
-from spade_jax.preflight import compiler, estimate, hlo
+from spade_jax.preflight import compiler, estimate, work
 from spade_jax.preflight.compiler import Facts, Part, Rates
 from tests import small_run
 
@@ -136,12 +136,12 @@ def test_an_iteration_of_which_a_program_is_not_known(c: config_dict.ConfigDict)
 def test_seconds_are_the_larger_of_products_and_bytes_with_the_links_on_top() -> None:
     """Rates of 10 products, 5 bytes and, on an axis of the torus, 4 bytes a second."""
     rate = Rates(flops=10.0, bandwidth=5.0, link=4.0)
-    product, sweep = hlo.Work("a", 3, flops=20.0, bytes=5.0), hlo.Work("b", 1, bytes=20.0)
+    product, sweep = work.Work("a", 3, flops=20.0, bytes=5.0), work.Work("b", 1, bytes=20.0)
     busy = 3 * 2.0 + 4.0
     assert compiler.seconds([product, sweep], rate, "v5p:4x4x4") == busy
-    gather = hlo.Work("c", 2, sent=hlo.Sent("all-gather", 8.0, 4, False))  # along one axis
-    wide = hlo.Work("d", 2, sent=hlo.Sent("all-gather", 8.0, 16, False))  # along two
-    hidden = hlo.Work("e", 2, sent=hlo.Sent("all-gather", 8.0, 4, True))
+    gather = work.Work("c", 2, sent=work.Sent("all-gather", 8.0, 4, False))  # along one axis
+    wide = work.Work("d", 2, sent=work.Sent("all-gather", 8.0, 16, False))  # along two
+    hidden = work.Work("e", 2, sent=work.Sent("all-gather", 8.0, 4, True))
     assert compiler.seconds([product, sweep, gather], rate, "v5p:4x4x4") == busy + 4.0
     assert compiler.seconds([product, sweep, wide], rate, "v5p:4x4x4") == busy + 2.0
     assert compiler.seconds([product, sweep, wide], rate, "v5e:16x16") == busy + 4.0

@@ -2,8 +2,8 @@
 
 import pytest
 
-from spade_jax.preflight import hlo
-from spade_jax.preflight.hlo import Sent, Work
+from spade_jax.preflight import hlo, work
+from spade_jax.preflight.work import Sent, Work
 
 LOOP = """HloModule jit_f, is_scheduled=true
 
@@ -49,12 +49,14 @@ ENTRY %main (w.1: bf16[48,256,512], x.1: bf16[64,256]) -> bf16[64,256] {
 
 def doing(text: str) -> list[Work]:
     """The instructions that do anything but move a few counters."""
-    return [w for w in hlo.works(text) if w.flops or w.bytes > 64 or w.sent]
+    return [w for w in work.works(text) if w.flops or w.bytes > 64 or w.sent]
 
 
 def test_a_loop_counts_by_its_trips() -> None:
     """48 layers: one layer's weight is read of the stack, the result stays on the chip."""
-    product, summed, sent = (w for w in hlo.works(LOOP) if w.times == 48 and w.name in ("y", "sum"))
+    product, summed, sent = (
+        w for w in work.works(LOOP) if w.times == 48 and w.name in ("y", "sum")
+    )
     read = 2 * 256 * 512 + 4 + 2 * 64 * 256  # a weight, the counter and the input
     assert product == Work("y", 48, flops=2.0 * 64 * 256 * 512, bytes=read)
     assert (summed.bytes, sent.sent) == (0.0, Sent("all-reduce", 2 * 64 * 512 * 2 / 2, 2, False))
@@ -64,9 +66,9 @@ def test_a_loop_counts_by_its_trips() -> None:
 def test_a_loop_bounded_by_data_counts_once_and_by_itself() -> None:
     """The bound lies in the loop's state, as that of the micro-batches in use does."""
     data = LOOP.replace("s32[]{:T(128)} constant(48)", "s32[]{:T(128)} get-tuple-element(%state.1)")
-    products = [w for w in hlo.works(data) if w.flops]
+    products = [w for w in work.works(data) if w.flops]
     assert [(w.times, w.loop) for w in products] == [(1, 0)]
-    assert {w.loop for w in hlo.works(LOOP)} == {None}
+    assert {w.loop for w in work.works(LOOP)} == {None}
 
 
 def test_the_comparison_may_be_fused() -> None:
@@ -81,7 +83,7 @@ def test_the_comparison_may_be_fused() -> None:
         "  ROOT %lt = pred[]{:T(512)} compare(%a, %b), direction=LT\n"
         "}\n\n%condition (state",
     )
-    assert [w.times for w in hlo.works(fused) if w.flops] == [48]
+    assert [w.times for w in work.works(fused) if w.flops] == [48]
 
 
 def instruction(line: str, **operands: str) -> tuple[hlo.Instruction, hlo.Computation]:
@@ -132,7 +134,7 @@ def test_products(line: str, left: str, right: str, flops: int) -> None:
     i, of = instruction(
         f"ROOT %p = f32{out[kind]}{{1,0}} {line}", a=f"bf16{left}{{1,0}}", b=f"bf16{right}{{1,0}}"
     )
-    assert hlo.products(i, of) == flops
+    assert work.products(i, of) == flops
 
 
 def test_kernels_tell_their_products_or_are_named() -> None:
@@ -148,7 +150,7 @@ def test_kernels_tell_their_products_or_are_named() -> None:
             "ENTRY %c (a: bf16[8,8]) -> bf16[8,8] {\n  %a = bf16[8,8]{1,0} parameter(0)\n"
             f"  ROOT %{name} = bf16[8,8]{{1,0}} {target}, {rest}\n}}\n"
         )
-        return next(w for w in hlo.works(text) if w.name == name)
+        return next(w for w in work.works(text) if w.name == name)
 
     pairs = 2 * 4 * 512 * 256 / 2
     assert flops("splash_mha_fwd.1", layouts).flops == 2 * 2 * pairs * 64
@@ -177,7 +179,7 @@ def test_bytes_of_hbm(line: str, moved: int) -> None:
     i, of = instruction(
         f"ROOT %r = {made} {line}", a="f32[100]{0}", b="f32[10]{0}", i="s32[]{:S(6)}"
     )
-    assert hlo.moved(hlo.Module({"c": of}, "c"), of, i) == moved
+    assert work.moved(hlo.Module({"c": of}, "c"), of, i) == moved
 
 
 def test_an_update_of_a_part_inside_a_fusion_writes_the_part() -> None:
@@ -196,7 +198,7 @@ ENTRY %c (a: f32[100], b: f32[10], i: s32[]) -> f32[100] {
   ROOT %f = f32[100]{0} fusion(%a, %b, %i), kind=kLoop, calls=%inner
 }
 """
-    assert [w.bytes for w in hlo.works(text) if w.name == "f"] == [4 * 10 + 4 * 10]
+    assert [w.bytes for w in work.works(text) if w.name == "f"] == [4 * 10 + 4 * 10]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_collectives(line: str, kind: str, bytes_: float, group: int) -> None:
         "ENTRY %c (a: f32[100]) -> f32[100] {\n  %a = f32[100]{0} parameter(0)\n"
         f"  ROOT %r = f32[100]{{0}} {line}\n}}\n"
     )
-    assert [w.sent for w in hlo.works(text) if w.sent] == [Sent(kind, bytes_, group, False)]
+    assert [w.sent for w in work.works(text) if w.sent] == [Sent(kind, bytes_, group, False)]
 
 
 def test_a_collective_beside_other_work_counts_once() -> None:
@@ -240,4 +242,21 @@ def test_a_collective_beside_other_work_counts_once() -> None:
         f"{fusions}\nENTRY %c (a: f32[100]) -> f32[100] {{\n  %a = f32[100]{{0}} parameter(0)\n"
         f"{calls}\n}}\n"
     )
-    assert [w.sent for w in hlo.works(text) if w.sent] == [Sent("all-gather", 1200.0, 4, True)]
+    assert [w.sent for w in work.works(text) if w.sent] == [Sent("all-gather", 1200.0, 4, True)]
+
+
+def test_a_kernel_over_all_layers_reads_one_of_them_a_trip() -> None:
+    """48 layers of 2 experts, of which a trip reads 1/48; another kernel tells what it reads."""
+    kernel = 'custom-call(%x, %w), custom_call_target="tpu_custom_call"'
+    product = "  %y = bf16[64,512]{1,0:T(8,128)(2,1)S(1)} fusion(%w, %i, %x), "
+    body = LOOP.replace(
+        product, f"  %ragged-dot.1 = bf16[64,512]{{1,0:T(8,128)(2,1)S(1)}} {kernel}, x={{"
+    ).replace("all-reduce(%y)", "all-reduce(%ragged-dot.1)")
+    body = body.replace("calls=%fused, ", "")
+    [found] = (w for w in work.works(body) if w.name == "ragged-dot.1")
+    assert found.bytes == 2 * 64 * 256 + 2 * 48 * 256 * 512 / 48
+    told = body.replace("ragged-dot.1", "cached.1").replace(
+        "x={", 'backend_config={"cost_estimate":{"flops":"7","bytes_accessed":"9"}}, x={'
+    )
+    [found] = (w for w in work.works(told) if w.name == "cached.1")
+    assert (found.flops, found.bytes, found.times) == (7.0, 9.0, 48)
