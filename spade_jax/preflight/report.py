@@ -26,7 +26,8 @@ LOOPS = (
     "FLOPs, bytes and collectives are those of one device, read from the optimised program: loops "
     "with a constant bound count by their trips, others once, in a line of their own. Times are "
     "the compiler's rates applied to each instruction; collectives come on top unless they run "
-    "beside other work. They are a bound from below, not a measurement."
+    "beside other work. They are a bound from below, not a measurement. At a decoding step: its bytes "
+    "over those of weights and cache."
 )
 
 
@@ -78,6 +79,13 @@ def utilisation(s: Slice, facts: Facts) -> dict[str, float]:
     }
 
 
+def touched(s: Slice, facts: Facts) -> float | None:
+    """Bytes of a decoding step over those of the weights' copy and the whole cache."""
+    if not facts.name.startswith("decode") or len(facts.parts) < 2:
+        return None
+    return facts.parts[1].bytes / (s.residents["sampling copy"] + s.residents["cache"])
+
+
 def as_json(r: Report) -> dict[str, Any]:
     """Everything, bytes and seconds in full."""
     s = r.slice
@@ -93,7 +101,9 @@ def as_json(r: Report) -> dict[str, Any]:
         "rates": dataclasses.asdict(s.rates),
         "model": {"parameters": model.count(s.model), "active": estimate.active(s.model)},
         "programs": [
-            dataclasses.asdict(f) | {"peak": f.peak, "mfu": utilisation(s, f)} for f in r.programs
+            dataclasses.asdict(f)
+            | {"peak": f.peak, "mfu": utilisation(s, f), "touched": touched(s, f)}
+            for f in r.programs
         ],
         "phases": [dataclasses.asdict(p) | {"total": p.total, "fits": p.fits} for p in r.phases],
         "iteration": dataclasses.asdict(r.iteration)
@@ -158,10 +168,11 @@ def programs(r: Report) -> Table:
         rows.add_row(
             f.name, f"{f.compile_s:.0f} s", *memory, *work, told, _sent(first), style=style
         )
-        shares = utilisation(r.slice, f)
+        shares, over = utilisation(r.slice, f), touched(r.slice, f)
         for part in f.parts[1:]:
             work = [f"{part.flops / 1e12:.3g}", f"{part.bytes / 1e9:.3g}", _time(part.seconds)]
             reached = f"MFU {shares[part.what]:.0%}" if part.what in shares else ""
+            reached = f"x {over:.2f}" if over else reached
             rows.add_row(f"  {part.what}", *[""] * 5, *work, reached, _sent(part))
     return rows
 

@@ -54,7 +54,7 @@ PART = {"what": "", "flops": 2e12, "bytes": 3e9, "seconds": 0.5, "sent": [["all-
 ROUND = {**PART, "what": "micro-batch of 8 x 256", "seconds": 0.25}
 DECODE = said(
     "decode 16 slots", "sample", ["sampling copy", "cache"], arguments=10 * GIB,
-    parts=[PART, {**PART, "what": "token of each slot"}],
+    parts=[PART, {**PART, "what": "token of each slot", "bytes": 11 * GIB}],
 )  # fmt: skip
 TRAIN = said(
     "train step", "learn", ["parameters", "optimizer"], arguments=3 * GIB, temporaries=2 * GIB,
@@ -104,6 +104,7 @@ def test_a_run_that_fits(c: config_dict.ConfigDict, monkeypatch: pytest.MonkeyPa
         (6 * machine["model"]["active"] + 6 * 2 * 16 * 256) * 8 * 256 / (0.25 * 4 * 197e12)
     )
     assert machine["remedies"] == {}
+    assert machine["programs"][0]["touched"] == 11 / (1 + 9) and "x 1.10" in told
 
 
 def test_a_run_that_does_not_fit(
