@@ -26,8 +26,8 @@ LOOPS = (
     "FLOPs, bytes and collectives are those of one device, read from the optimised program: loops "
     "with a constant bound count by their trips, others once, in a line of their own. Times are "
     "the compiler's rates applied to each instruction; collectives come on top unless they run "
-    "beside other work. They are a bound from below, not a measurement. At a decoding step: its bytes "
-    "over those of weights and cache."
+    "beside other work. They are a bound from below, not a measurement. At a decoding step stands "
+    "what it moves over the size of weights and cache."
 )
 
 
