@@ -281,7 +281,7 @@ def get_config() -> config_dict.ConfigDict:
     # Benchmarks of spade_jax.evaluate that are run as well, by name (reasoning_gym, ...).
     c.evaluation.suites = ()
     c.evaluation.limit = 0  # items of each of their groups; 0: all
-    c.evaluation.plays = 0  # of an item; 0: as many as the suite says
+    c.evaluation.k = 0  # plays of an item; 0: as many as the suite says
     c.evaluation.reply_tokens = 0  # most of a reply in them; 0: as the suite says
     c.evaluation.data = ""  # file or folder of their items, where they need some
 

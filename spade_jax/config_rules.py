@@ -199,7 +199,7 @@ RANGES: dict[str, Range] = {
     "evaluation.per_level": COUNT,
     "evaluation.seed": NOT_NEGATIVE,
     "evaluation.limit": NOT_NEGATIVE,
-    "evaluation.plays": NOT_NEGATIVE,
+    "evaluation.k": NOT_NEGATIVE,
     "evaluation.reply_tokens": NOT_NEGATIVE,
     "log.episodes": Range(-1),
 }

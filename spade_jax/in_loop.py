@@ -62,5 +62,5 @@ def _settings(c: config_dict.ConfigDict, name: str, settings: Settings, context:
             f"conversation holds {context}; lower --config.evaluation.reply_tokens or raise "
             "--config.play.context"
         )
-    plays = c.evaluation.plays or settings.plays
+    plays = c.evaluation.k or settings.plays
     return dataclasses.replace(settings, plays=plays, reply=reply, context=context)

@@ -10,14 +10,15 @@ from tests.small_run import with_field
 
 def test_every_number_has_a_range(default: config_dict.ConfigDict) -> None:
     numbers = {f for f, v in configs.flatten(default).items() if type(v) in (int, float, tuple)}
-    assert numbers - {"skills", "environments.tasks"} == set(config_rules.RANGES)
+    names = {"skills", "environments.tasks", "evaluation.suites"}
+    assert numbers - names == set(config_rules.RANGES)
 
 
 def test_every_text_is_a_path_or_a_choice(default: config_dict.ConfigDict) -> None:
     texts = {f for f, value in configs.flatten(default).items() if isinstance(value, str)}
     free = {"model.path", "model.template_options", "model.lora.targets"}
     free |= {"corpus.data_dir", "corpus.split", "log.project"}
-    free |= {"corpus.path", "environments.path", "reward.penalty_by_reason"}
+    free |= {"evaluation.data", "corpus.path", "environments.path", "reward.penalty_by_reason"}
     readers = ("hint", "judge")
     free |= {f"{g}.endpoint_{field}" for g in readers for field in ("url", "model", "key")}
     assert texts - free == set(config_rules.CHOICES)

@@ -243,7 +243,7 @@ def test_benchmarks_during_training(model_folder: Path, tmp_path: Path) -> None:
     fields = {
         "evaluation.suites": ("aime25",),
         "evaluation.limit": 3,
-        "evaluation.plays": 2,
+        "evaluation.k": 2,
         "evaluation.reply_tokens": 4,
         "evaluation.data": str(tmp_path),
         "sampling.slots": 4,
