@@ -134,7 +134,7 @@ def test_config_is_found_anywhere_on_the_line(tmp_path: Path) -> None:
     ("argument", "message"),
     [
         ("--config.play.playz=1", r"no field 'play.playz' \(near: play.plays"),
-        ("--config.plays=1", r"no field 'plays' \(near: evaluation.plays, play.plays\)"),
+        ("--config.plays=1", r"no field 'plays' \(near: play.plays\)"),
         ("--config.play=1", "config.play is a group and cannot be set as a whole"),
         ("--config.play.plays=many", "--config.play.plays=many: invalid literal"),
         ("--config.play.plays=0", "play.plays is 0 but must be at least 1"),
