@@ -64,12 +64,12 @@ def served(model_folder: Path) -> Iterator[str]:
     sampler = Sampler(
         source.load(),
         source.model,
-        slots=4,
-        context=512,
+        slots=ASKED["concurrency"],
+        context=ASKED["context"],
         stop_ids=tokenizer.stop_ids,
         dtype=jnp.float32,
     )
-    with serving(sampler, tokenizer, context=512, waiting=64) as url:
+    with serving(sampler, tokenizer, context=ASKED["context"], waiting=64) as url:
         yield f"{url}/v1"
 
 
@@ -113,7 +113,7 @@ def test_an_evaluation_that_stops_half_way_goes_on(
     run: Run, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is done is not asked again, and the end is as if nothing had happened."""
-    asked = ASKED | {"model": str(model_folder), "concurrency": 2}
+    asked = ASKED | {"model": str(model_folder)}
     assert run(**asked, output=str(tmp_path / "whole")) == 0
     answers, ask, count = Conversations.answers, Conversations.ask, [0, 0]
 
@@ -162,9 +162,9 @@ def test_an_endpoint_that_fails_half_way(run: Run, served: str, tmp_path: Path) 
 def test_the_held_out_suite_is_what_training_plays(
     run: Run, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fields = {"play.max_turns": 2, "play.reply_tokens": 8, "sampling.slots": 16}
+    fields = {"play.max_turns": 2, "play.reply_tokens": 8, "sampling.slots": 8}
     asked = {"model": str(model_folder), "output": str(tmp_path / "out"), "fields": fields}
-    assert run(**asked, limit=12) == 0
+    assert run(**asked, limit=8) == 0
     plays = made(tmp_path / "out")
     told = capsys.readouterr().out
     assert "held-out success" in told and re.search(r"level 5 +all\n", told)
@@ -174,9 +174,9 @@ def test_the_held_out_suite_is_what_training_plays(
         patch.setattr(evaluate, "FLAGS", monkey)
         with evaluate.open_model(c, [c.play.context]) as partner, Sandbox(**c.sandbox) as sandbox:
             with evaluate.open_heldout(c, Arm.PLAIN) as suite:
-                items, rules = suite.instances[:12], suite.rules
+                items, rules = suite.instances[:8], suite.rules
             episodes = heldout.play_held_out(
-                partner.speaker, sandbox, items, rules, arm=Arm.PLAIN, seed=7, seats=16
+                partner.speaker, sandbox, items, rules, arm=Arm.PLAIN, seed=7, seats=8
             )
     assert [play.item for play in plays] == [item.environment.id for item in items]
     assert [play.won for play in plays] == [bool(heldout.won(e)) for e in episodes]
@@ -246,7 +246,7 @@ def test_benchmarks_during_training(model_folder: Path, tmp_path: Path) -> None:
         "evaluation.k": 2,
         "evaluation.reply_tokens": 4,
         "evaluation.data": str(tmp_path),
-        "sampling.slots": 4,
+        "sampling.slots": 3,
     }
     c = small_run.configured("tiny", fields)
     with pytest.MonkeyPatch.context() as patch:
