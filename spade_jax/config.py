@@ -18,7 +18,6 @@ from ml_collections import config_dict
 
 from spade_jax.config_rules import CHOICES, RANGES, RULES
 from spade_jax.design.skills import KINDS
-from spade_jax.evals import catalog
 from spade_jax.learn import rewards
 from spade_jax.types import UsageError
 
@@ -159,7 +158,6 @@ def check(config: config_dict.ConfigDict) -> None:
         if not numbers or any(number not in allowed for number in numbers):
             raise ConfigError(f"{field} is {value} but must be {allowed}; set --config.{field}")
     _check_skills(config.skills)
-    _check_suites(config.evaluation.suites)
     _check_penalties(config.reward.penalty_by_reason)
     n_skills, n_plays = len(config.skills), config.design.num_envs * config.play.plays
     for holds, sentence in RULES:
@@ -207,13 +205,6 @@ def _check_skills(skills: tuple[str, ...]) -> None:
             )
         if skills.count(skill) > 1:
             raise ConfigError(f"skills lists {skill!r} twice; remove one")
-
-
-def _check_suites(suites: tuple[str, ...]) -> None:
-    try:
-        catalog.find(suites)
-    except UsageError as error:
-        raise ConfigError(f"evaluation.suites: {error}") from None
 
 
 def _check_penalties(by_reason: str) -> None:

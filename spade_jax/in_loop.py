@@ -19,6 +19,14 @@ from spade_jax.policy.conversation import Policy
 from spade_jax.types import UsageError
 
 
+def check(c: config_dict.ConfigDict) -> None:
+    """UsageError where evaluation.suites names a suite that there is not."""
+    try:
+        catalog.find(c.evaluation.suites)
+    except UsageError as error:
+        raise UsageError(f"evaluation.suites: {error}") from None
+
+
 def evaluate(c: config_dict.ConfigDict, policy: Policy, folder: Path) -> dict[str, Value]:
     """Play the suites of the config, write `results.json` into `folder`, and say how they went."""
     e = c.evaluation

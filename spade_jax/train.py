@@ -214,6 +214,7 @@ def train(
 def start(c: config_dict.ConfigDict, place: storage.Workdir, profiled: range) -> int:
     """Set up, go on where the run is, and iterate; returns the exit code."""
     workdir, watchdog = place.folder, Watchdog(dict(c.watchdog))
+    in_loop.check(c)
     hosts.lead(lambda: configs.compare(c, workdir))
     with contextlib.ExitStack() as stack:
         with watchdog.stage("start"):

@@ -49,6 +49,10 @@ def contents(folder: Path) -> dict[Path, bytes] | None:
             ("play.context is 2000", "the model has 640 positions", "lower --config.play.context"),
         ),
         (
+            {"evaluation__suites": ("aime",)},
+            ("evaluation.suites: no suite is called 'aime' (near: aime2", "choose from"),
+        ),
+        (
             {"learn__minibatches": 13},
             ("learn.minibatches is 13", "= 12 episodes", "lower learn.minibatches"),
         ),

@@ -42,7 +42,6 @@ def test_every_text_is_a_path_or_a_choice(default: config_dict.ConfigDict) -> No
         ("skills", (), "skills is empty"),
         ("skills", ("Optimisation",) * 3, r"'Optimisation' \(near: Optimization\)"),
         ("skills", ("Optimization",) * 3, "lists 'Optimization' twice"),
-        ("evaluation.suites", ("aime",), "suites: no suite is called .aime. .near: aime2"),
         ("skills_per_epoch", 7, "skills_per_epoch is 7 but only 6 skills are listed"),
         (
             "design.per_prompt",

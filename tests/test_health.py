@@ -23,6 +23,7 @@ from spade_jax.types import (
     HostState,
     Kind,
     Reason,
+    Role,
     StopReason,
     TokenRecord,
     Verdict,
@@ -193,9 +194,15 @@ def test_a_run_that_stops_is_saved_and_goes_on(
     fields = {"iterations": 5, "health.stop_valid_share": 0.5, "health.stop_after": 2}
     c = small_run.configured("tiny", fields, {"log.tensorboard": False})
     state = step.create({"a": jnp.zeros(2)}, optax.adam(1.0))
-    run = SimpleNamespace(
-        config=c, timer=metrics.Timer(), training=(), sandbox=SimpleNamespace(peak_mb=0.0)
-    )
+    known = {
+        "config": c,
+        "timer": metrics.Timer(),
+        "training": (),
+        "sandbox": SimpleNamespace(peak_mb=0.0),
+        "tokenizers": {Role.AGENT: SimpleNamespace(spell=str)},
+        "show": None,
+    }
+    run = dataclasses.make_dataclass("SmallRun", known)(**known)
 
     def go() -> tuple[int, str]:
         with (
