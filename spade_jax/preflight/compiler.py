@@ -144,10 +144,11 @@ def _axes(group: int, sides: Sequence[int]) -> int:
     return len(sides)
 
 
-def parts(text: str, loops: Sequence[str], rate: Rates, topology: str) -> tuple[Part, ...]:
+def parts(text: str, program: Program, rate: Rates, topology: str) -> tuple[Part, ...]:
     """A program's work: the fixed part, then a round of each loop of unknown length."""
+    loops = program.loops
     by_loop: dict[int | None, list[work.Work]] = collections.defaultdict(list)
-    for each in work.works(text):
+    for each in work.works(text, program.share):
         by_loop[each.loop].append(each)
     out = []
     for loop in [None, *sorted(n for n in by_loop if n is not None)]:
@@ -252,7 +253,7 @@ def compiled(program: Program, rate: Rates, topology: str, folder: Path) -> Fact
         temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
         optimal_s=optimal if optimal > 0 else None,
-        parts=parts(text, program.loops, rate, topology),
+        parts=parts(text, program, rate, topology),
         largest=_names(largest, text),
         untold=tuple(sorted({w.kernel for w in work.works(text) if w.kernel})),
     )

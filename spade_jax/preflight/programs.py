@@ -50,7 +50,8 @@ class Program:
     """A jitted function and its arguments, in shapes, to compile on `mesh`.
 
     `holds` names the residents among the arguments, see `residents`; `loops` says what one round
-    of each of its loops is whose length the data decide.
+    of each of its loops is whose length the data decide. Of the experts a token picks, a device has
+    `share` where the picks are spread evenly.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Program:
     options: dict[str, Any]  # static arguments, and others by name
     holds: tuple[str, ...]
     loops: tuple[str, ...] = ()
+    share: float = 1.0
 
     def lower(self) -> jax.stages.Lowered:
         """The program as the compiler gets it."""
@@ -119,6 +121,15 @@ def check_mesh(m: ModelConfig, mesh: Mesh, field: str) -> None:
                 f"{field} divides the model among {pieces} devices on the axis {axis}, but "
                 f"{pieces} do not divide its {size} {what}; take a divisor of {size} there"
             )
+
+
+def own_experts(m: ModelConfig, mesh: Mesh) -> float:
+    """The share of the experts that a device computes."""
+    if not m.experts:
+        return 1.0
+    gate = model.declare(m)["layers"]["gate"]
+    names = sharding.split(gate.axes, gate.shape, mesh, "sample")[gate.axes.index("expert")]
+    return 1.0 / math.prod(mesh.shape[name] for name in names)
 
 
 # -- what is resident -------------------------------------------------------------------------
@@ -289,7 +300,7 @@ def _updates(a: Layout, own: Learning) -> Iterator[Program]:
     )
 
     counts = whole(jax.ShapeDtypeStruct((len(batch),), jnp.int32), a.mesh)
-    hyper = own.learner.hyper
+    hyper, share = own.learner.hyper, own_experts(a.model, a.mesh)
     yield Program(
         name="log-probabilities",
         phase="learn",
@@ -299,6 +310,7 @@ def _updates(a: Layout, own: Learning) -> Iterator[Program]:
         options={"c": a.model, "h": hyper},
         holds=("parameters",),
         loops=loops,
+        share=share,
     )
     twice = 2 if hyper.role_norms else 1
     counts = whole(jax.ShapeDtypeStruct((twice * len(batch),), jnp.int32), a.mesh)
@@ -312,6 +324,7 @@ def _updates(a: Layout, own: Learning) -> Iterator[Program]:
         options={"c": a.model, "h": hyper, **own_rules},
         holds=("parameters", "optimizer"),
         loops=loops * twice,
+        share=share,
     )
 
 
@@ -342,7 +355,8 @@ def _sampling(a: Layout, held: decoding.Cache, every_bucket: bool) -> Iterator[P
     def ints(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32)
 
-    make = functools.partial(Program, phase="sample", mesh=a.sampling)
+    share = own_experts(m, a.sampling)
+    make = functools.partial(Program, phase="sample", mesh=a.sampling, share=share)
     for width in sampler.WIDTHS if every_bucket else sampler.WIDTHS[-1:]:
         for columns in buckets if every_bucket else (buckets[0], buckets[-1]):
             told = (ints(group), ints(group), ints(group, width), ints(group), _replies(group))

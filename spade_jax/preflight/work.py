@@ -24,6 +24,7 @@ from spade_jax.preflight.hlo import (
     trips,
 )
 
+RAGGED = "ragged-dot"  # how the compiler names its kernel for these products
 COLLECTIVES = (
     *("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
     *("collective-permute", "collective-broadcast"),
@@ -129,10 +130,9 @@ def _kernel(i: Instruction) -> float | None:
     if "splash" not in named:
         return None
     written = i.attribute(r"operand_layout_constraints=\{(.*?)\}, frontend") or i.rest
-    rows = [b.dims for b in buffers(written) if len(b.dims) == 4 and b.dtype != "s32"]
-    b, h, t, c = rows[0]
-    s = rows[1][2]
-    return 2.0 * (5 if "dkv" in named else 2) * b * h * t * s * c / 2
+    floats = [b.dims for b in buffers(written) if b.dtype in ("bf16", "f32") and len(b.dims) > 2]
+    queries, keys = floats[:2]  # (..., heads, places, size)
+    return 2.0 * (5 if "dkv" in named else 2) * math.prod(queries) * keys[-2] / 2
 
 
 # -- bytes ------------------------------------------------------------------------------------
@@ -183,6 +183,9 @@ def moved(module: Module, of: Computation, i: Instruction, trips: int = 1) -> fl
     if i.op == "slice-start":
         cut = i.buffers[-2]
         return cut.bytes * (1 + (not cut.space))
+    if i.op == "async-start":
+        inner = module.called(i)
+        return moved(module, inner, root(inner), trips)
     if i.op == "custom-call" and not _is_kernel(i):
         return 0.0  # marks and names, no work
     results = _written(module, of, i)
@@ -192,7 +195,7 @@ def moved(module: Module, of: Computation, i: Instruction, trips: int = 1) -> fl
     read = [_operand(module, of, i, place) for place in range(len(i.operands))]
     if not _is_kernel(i):
         return out + sum(read)
-    if "ragged-dot" in i.name and _is_carried(of, i.operands[-1]):  # matrices of all layers
+    if i.name.startswith(RAGGED) and _is_carried(of, i.operands[-1]):  # matrices of all layers
         read[-1] /= trips
         return out + sum(read)
     told = i.attribute(r'"cost_estimate":\{[^}]*"bytes_accessed":"?(\d+)')
@@ -262,15 +265,22 @@ def _sent(i: Instruction, of: Computation, hidden: bool) -> Sent | None:
 # -- the whole program ------------------------------------------------------------------------
 
 
-def works(text: str) -> list[Work]:
-    """What every instruction of a program's text does."""
+def works(text: str, share: float = 1.0) -> list[Work]:
+    """What every instruction of a program's text does.
+
+    `share` of the rows of a ragged product are in its groups, the others cost it nothing.
+    """
     module = parse(text)
     channels: collections.Counter[str] = collections.Counter()
     for of in module.computations.values():
         for i in of.values():
             if i.op.removesuffix("-start") in COLLECTIVES:
                 channels[_channel(i)] += 1
-    return list(_walk(module, module.entry, 1, 1, [None, 0], channels, set()))
+    found = list(_walk(module, module.entry, 1, 1, [None, 0], channels, set()))
+    return [
+        dataclasses.replace(w, flops=w.flops * share) if w.name.startswith(RAGGED) else w
+        for w in found
+    ]
 
 
 def _channel(i: Instruction) -> str:

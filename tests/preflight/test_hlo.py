@@ -245,6 +245,9 @@ def test_a_collective_beside_other_work_counts_once() -> None:
     assert [w.sent for w in work.works(text) if w.sent] == [Sent("all-gather", 1200.0, 4, True)]
 
 
+COST = 'backend_config={"cost_estimate":{"flops":"7","bytes_accessed":"9"}}'
+
+
 def test_a_kernel_over_all_layers_reads_one_of_them_a_trip() -> None:
     """48 layers of 2 experts, of which a trip reads 1/48; another kernel tells what it reads."""
     kernel = 'custom-call(%x, %w), custom_call_target="tpu_custom_call"'
@@ -255,8 +258,8 @@ def test_a_kernel_over_all_layers_reads_one_of_them_a_trip() -> None:
     body = body.replace("calls=%fused, ", "")
     [found] = (w for w in work.works(body) if w.name == "ragged-dot.1")
     assert found.bytes == 2 * 64 * 256 + 2 * 48 * 256 * 512 / 48
-    told = body.replace("ragged-dot.1", "cached.1").replace(
-        "x={", 'backend_config={"cost_estimate":{"flops":"7","bytes_accessed":"9"}}, x={'
-    )
+    shared = [w.flops for w in work.works(body.replace("x={", f"{COST}, x={{"), 0.25) if w.flops]
+    assert shared == [7.0 / 4]  # of rows of which a quarter is in a group
+    told = body.replace("ragged-dot.1", "cached.1").replace("x={", f"{COST}, x={{")
     [found] = (w for w in work.works(told) if w.name == "cached.1")
     assert (found.flops, found.bytes, found.times) == (7.0, 9.0, 48)

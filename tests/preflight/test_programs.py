@@ -227,5 +227,12 @@ def test_a_mesh_must_divide_heads_and_experts(mesh: tuple[int, ...], told: str) 
         programs.check_mesh(LARGE, AbstractMesh(mesh, sharding.AXES), "mesh")
 
 
+def test_the_share_of_the_experts_that_a_device_has() -> None:
+    """Experts are divided over both axes; a model without any has all of its feed-forward."""
+    mesh = AbstractMesh((1, 2, 4, 8), sharding.AXES)
+    assert programs.own_experts(LARGE, mesh) == 1 / 32
+    assert programs.own_experts(programs.sizes(""), mesh) == 1.0
+
+
 def test_columns_that_prefill_may_read() -> None:
     assert programs.column_buckets(300, 400) == [0, 128, 192, 256, 384]
