@@ -97,7 +97,7 @@ def lay_out(c: config_dict.ConfigDict, m: ModelConfig, devices: Sequence[jax.Dev
     """
     mesh = sharding.make_mesh(c.mesh, devices)
     check_mesh(m, mesh, "mesh")
-    to = run_setup.replicas(c, mesh)
+    to = run_setup.replicas(c, m, mesh)
     if to is None:
         return Layout(c, m, mesh, mesh, mesh, 1)
     check_mesh(m, to.own, "sampling")
