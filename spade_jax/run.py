@@ -66,7 +66,7 @@ class Run:
 
     def policy(self, state: LearnerState) -> Policy:
         """The weights of `state`, ready to talk; there is one such policy at a time."""
-        self.sampler.load({})  # what it holds makes room
+        self.sampler.rest()
         dtype = jnp.dtype(self.config.model.compute_dtype)
         params = in_compute_dtype(merged(self.learner.params(state)), self.model, dtype)
         mesh, declared = jax.sharding.get_mesh(), declare(self.model)

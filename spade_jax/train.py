@@ -95,6 +95,7 @@ def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerStat
         agent, host = scoring.compare_agent(c, host, episodes, policy.version)
         design, host, rewards, measured = scoring.compare_designer(c, host, earlier, len(agent))
     with stage("learn"):
+        run.sampler.rest()
         rng = random.Random(f"{c.seed}/minibatches/{host.iteration}")
         state, learned = run.learner.update(state, [*agent, *design], rng, host.skipped_in_row)
     with stage("score"):

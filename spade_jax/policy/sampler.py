@@ -12,6 +12,7 @@ the same bits.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import time
@@ -130,7 +131,8 @@ class Sampler:
         # What is written in one piece must fit behind the longest conversation.
         self.columns = self.context + max(block, WIDTHS[-1])
         check_memory(c, slots, self.columns, dtype)
-        self._cache = decoding.empty_cache(c, slots, self.columns, dtype)
+        self._empty = functools.partial(decoding.empty_cache, c, slots, self.columns, dtype)
+        self._cache = self._empty()
         self._open: dict[int, _Slot] = {}
         self.work = Work()
         cores = len(os.sched_getaffinity(0)) if self._compact else 1
@@ -150,6 +152,14 @@ class Sampler:
         """Go on with other weights; conversations with the earlier ones are over."""
         self._open.clear()
         self.params = params
+        if self._cache is None:
+            with jax.set_mesh(self._mesh):
+                self._cache = self._empty()
+
+    def rest(self) -> None:
+        """Hold neither weights nor cache until others are loaded, to make room."""
+        self._open.clear()
+        self.params, self._cache = {}, None
 
     def open(self) -> int:
         """The lowest free slot, empty; ValueError where there is none."""

@@ -15,10 +15,10 @@ from spade_jax.policy.model import ModelConfig
 from spade_jax.preflight.compiler import Facts, Part
 
 LEARNER = ("parameters", "optimizer", "reference")
-RESIDENT = {  # in each phase; the copy is made in the first, and the cache is kept throughout
-    "weights": (*LEARNER, "cache"),
+RESIDENT = {  # in each phase: the sampler rests while its weights are made and others are learned
+    "weights": LEARNER,
     "sample": (*LEARNER, "sampling copy", "cache"),
-    "learn": (*LEARNER, "sampling copy", "cache"),
+    "learn": LEARNER,
 }
 
 

@@ -236,6 +236,20 @@ def test_new_weights_end_all_conversations(params: Params) -> None:
     assert finish(s) == finish(fresh)
 
 
+def test_at_rest_it_holds_nothing_and_then_says_the_same(params: Params) -> None:
+    s = start(params)
+    ask(s, s.open(), read(1, 5))
+    first = finish(s)
+    held = sum(a.nbytes for a in jax.live_arrays())
+    s.rest()
+    cache = 2 * 2 * SLOTS * 2 * 8 * (500 + 256) * 4  # keys and values, layers, heads, columns
+    assert held - sum(a.nbytes for a in jax.live_arrays()) == cache
+    assert s.free == SLOTS
+    s.load(params)
+    ask(s, s.open(), read(1, 5))
+    assert finish(s) == first
+
+
 def test_what_a_slot_does_not_take(params: Params) -> None:
     s = start(params, slots=1, context=30)
     slot = s.open()

@@ -99,7 +99,7 @@ def test_a_run_that_fits(c: config_dict.ConfigDict, monkeypatch: pytest.MonkeyPa
     machine = report.as_json(r)
     assert json.loads(json.dumps(machine))["fits"] is True
     learn = next(p for p in machine["phases"] if p["name"] == "learn")
-    assert learn["total"] == (1 + 2 + 1 + 9 + 2) * GIB
+    assert learn["total"] == (1 + 2 + 2) * GIB
     assert machine["programs"][1]["mfu"]["micro-batch of 8 x 256"] == pytest.approx(
         (6 * machine["model"]["active"] + 6 * 2 * 16 * 256) * 8 * 256 / (0.25 * 4 * 197e12)
     )
@@ -110,11 +110,13 @@ def test_a_run_that_fits(c: config_dict.ConfigDict, monkeypatch: pytest.MonkeyPa
 def test_a_run_that_does_not_fit(
     c: config_dict.ConfigDict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """14 GiB stay, and of the update's 5 more: 3.25 GiB too much, of a cache of 9 for 16 slots."""
+    """13 GiB stay while it samples and decoding takes 6 more, 3.25 too many; so does the update."""
     buffers = [[3 * GIB, "f32[9,1,2] of layer/dot"], [GIB, "bf16[7]"]]
-    large = {**TRAIN, "temporaries": 6 * GIB, "largest": buffers}
-    told = text(made(c, monkeypatch, DECODE, large))
-    assert "learn does not fit by 3.25 GiB: cache 9.00, train step 6.00" in told
+    large = {**TRAIN, "temporaries": 16 * GIB, "largest": buffers}
+    wide = {**DECODE, "temporaries": 6 * GIB}
+    told = text(made(c, monkeypatch, wide, large))
+    assert "sample does not fit by 3.25 GiB: cache 9.00, decode 16 slots 6.00, optimizer" in told
+    assert "learn does not fit by 3.25 GiB: train step 16.00, optimizer 2.00" in told
     assert "largest buffers of train step: 3.00 f32[9,1,2] of layer/dot, 1.00 bf16[7]" in told
     assert "--config.sampling.slots=10" in told and "--config.learn.rows" in told
 
@@ -126,7 +128,7 @@ def test_a_program_the_compiler_refuses(
     r = made(c, monkeypatch, refused | {"parts": []})
     assert not r.fits
     assert r.iteration.seconds is None
-    assert "does not fit by 27.25 GiB" in text(r)
+    assert "does not fit by 17.25 GiB" in text(r)
 
 
 # -- wrong usage ------------------------------------------------------------------------------
