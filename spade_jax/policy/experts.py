@@ -8,6 +8,8 @@ and their outputs are summed with those probabilities as weights (Qwen3 technica
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,8 @@ from jax.sharding import PartitionSpec
 from spade_jax.policy import sharding
 
 Weights = dict[str, jax.Array]  # router (D,X), gate and up (X,D,F), down (X,F,D)
+
+MATRICES = ("gate", "up", "down")
 
 _AXES = {
     "router": ("model", "router"),
@@ -59,42 +63,149 @@ def ragged(
     chosen_NP: jax.Array,
     weight_NP: jax.Array,
     layer: jax.Array | None = None,
+    divided: int = 1,
 ) -> jax.Array:
     """One product over the picks sorted by expert, each expert's rows together. (N, D).
 
     A pick that names none of the experts in `p` costs no product and adds nothing. With `layer`,
     `p` holds the matrices of all layers: those of the others are groups without rows, which are
-    never read, while a layer cut out of them would be copied before the product.
+    never read, while a layer cut out of them would be copied before the product. Where `p` has one
+    part of the experts, `divided` among so many devices, rows are gone through in portions.
     """
-    n, picks = chosen_NP.shape
+    p = {name: p[name] for name in MATRICES}
+    if divided > 1 and layer is None:
+        return _in_portions(divided, p, x_ND, chosen_NP, weight_NP)
     experts = p["gate"].shape[-3]
-    chosen_M = chosen_NP.reshape(n * picks)
-    chosen_M = jnp.where((chosen_M >= 0) & (chosen_M < experts), chosen_M, experts)
-    order_M = jnp.argsort(chosen_M, stable=True)
-    sizes_X = jnp.sum(chosen_M[:, None] == jnp.arange(experts)[None], axis=0, dtype=jnp.int32)
-    # Rows past the last expert's hold whatever the product leaves there: selected away before and
-    # after, so that neither value nor gradient comes from them.
-    own_M1 = (chosen_M[order_M] < experts)[:, None]
+    order_M, sizes_X = _sort(chosen_NP, experts)
+    own_M1 = (jnp.arange(len(order_M)) < jnp.sum(sizes_X))[:, None]
     if layer is not None:
         groups = jnp.zeros((len(p["gate"]) * experts,), jnp.int32)
         sizes_X = jax.lax.dynamic_update_slice(groups, sizes_X, (layer * experts,))
+    x_MD = x_ND[order_M // chosen_NP.shape[1]]
+    y_MD = _products(p, x_MD, weight_NP.reshape(-1)[order_M], own_M1, sizes_X)
+    y_NPD = jnp.where(own_M1, y_MD, 0)[jnp.argsort(order_M)].reshape(*chosen_NP.shape, -1)
+    return jnp.sum(y_NPD, axis=1)
+
+
+def _sort(chosen_NP: jax.Array, experts: int) -> tuple[jax.Array, jax.Array]:
+    """Picks in the order of their experts, those of others last, and the number of each expert."""
+    chosen_M = chosen_NP.reshape(-1)
+    chosen_M = jnp.where((chosen_M >= 0) & (chosen_M < experts), chosen_M, experts)
+    sizes_X = jnp.sum(chosen_M[:, None] == jnp.arange(experts)[None], axis=0, dtype=jnp.int32)
+    return jnp.argsort(chosen_M, stable=True), sizes_X
+
+
+def _products(
+    p: Weights, x_MD: jax.Array, weight_M: jax.Array, own_M1: jax.Array, sizes_X: jax.Array
+) -> jax.Array:
+    """Weighted outputs (M, D) of rows sorted by expert.
+
+    Rows that are not `own`, past the last expert's, hold whatever the product leaves there: they
+    are selected away before each product, and have to be after it, so that neither value nor
+    gradient comes from them.
+    """
 
     def product(a_MI: jax.Array, w: jax.Array) -> jax.Array:
-        w = w.reshape(-1, *w.shape[-2:])
-        return jax.lax.ragged_dot(a_MI, w.astype(a_MI.dtype), sizes_X)
+        w = w.reshape(-1, *w.shape[-2:]).astype(a_MI.dtype)
+        return jax.lax.ragged_dot(jnp.where(own_M1, a_MI, 0), w, sizes_X)
 
-    x_MD = jnp.where(own_M1, x_ND[order_M // picks], 0)
     gated_MF = jax.nn.silu(product(x_MD, p["gate"])) * product(x_MD, p["up"])
     # The weights enter before the last product, where a row is not as wide as after it.
-    gated_MF *= weight_NP.reshape(n * picks)[order_M][:, None].astype(gated_MF.dtype)
-    y_MD = product(jnp.where(own_M1, gated_MF, 0), p["down"])
-    y_NPD = jnp.where(own_M1, y_MD, 0)[jnp.argsort(order_M)].reshape(n, picks, -1)
-    return jnp.sum(y_NPD, axis=1)
+    return product(gated_MF * weight_M[:, None].astype(gated_MF.dtype), p["down"])
+
+
+# -- a part of the experts --------------------------------------------------------------------
+
+
+class _Portion(NamedTuple):
+    """Some rows of the sorted picks: the pick of each, and each pick's place among them."""
+
+    picks_M: jax.Array
+    own_M1: jax.Array
+    sizes_X: jax.Array
+    place_NP: jax.Array  # beyond them where a pick is not among them
+
+    def collect(self, values_MI: jax.Array) -> jax.Array:
+        """The sums (N, I) of each token's rows."""
+        return jnp.sum(self.spread(values_MI), axis=1)
+
+    def spread(self, values_MI: jax.Array) -> jax.Array:
+        """Each pick's row (N, P, I), 0 where it is elsewhere."""
+        values_MI = jnp.where(self.own_M1, values_MI, 0)
+        return values_MI.at[self.place_NP].get(mode="fill", fill_value=0)
+
+
+def _each_portion(
+    divided: int, chosen_NP: jax.Array, experts: int, add: Callable[[_Portion, Any], Any], sums: Any
+) -> Any:
+    """`sums = add(portion, sums)` over as many rows as there are.
+
+    All picks of all tokens may fall on these experts, though hardly ever more than a quarter above
+    their share do: a portion has that many rows, and is mostly the only one.
+    """
+    order_M, sizes_X = _sort(chosen_NP, experts)
+    count, end_X = jnp.sum(sizes_X), jnp.cumsum(sizes_X)
+    rows = min(len(order_M), -(-5 * len(order_M) // (4 * divided * 128)) * 128)
+    place_NP = jnp.argsort(order_M).reshape(chosen_NP.shape)
+    order_M = jnp.pad(order_M, (0, -len(order_M) % rows))
+
+    def body(i: jax.Array, sums: Any) -> Any:
+        start = i * rows
+        inside_X = jnp.clip(jnp.stack([end_X - sizes_X, end_X]) - start, 0, rows)
+        place = place_NP - start
+        portion = _Portion(
+            picks_M=jax.lax.dynamic_slice(order_M, (start,), (rows,)),
+            own_M1=(start + jnp.arange(rows) < count)[:, None],
+            sizes_X=inside_X[1] - inside_X[0],
+            place_NP=jnp.where(place < 0, rows, place),
+        )
+        return add(portion, sums)
+
+    return jax.lax.fori_loop(0, (count + rows - 1) // rows, body, sums)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _in_portions(
+    divided: int, p: Weights, x_ND: jax.Array, chosen_NP: jax.Array, weight_NP: jax.Array
+) -> jax.Array:
+    """`ragged` in a loop whose length is that of the rows there are, not of all picks."""
+    picks, weight_M = chosen_NP.shape[1], weight_NP.reshape(-1)
+
+    def add(r: _Portion, y_ND: jax.Array) -> jax.Array:
+        x_MD = x_ND[r.picks_M // picks]
+        return y_ND + r.collect(_products(p, x_MD, weight_M[r.picks_M], r.own_M1, r.sizes_X))
+
+    return _each_portion(divided, chosen_NP, len(p["gate"]), add, jnp.zeros_like(x_ND))
+
+
+def _in_portions_forward(divided: int, *given: Any) -> tuple[jax.Array, tuple]:
+    return _in_portions(divided, *given), given
+
+
+def _in_portions_backward(divided: int, given: tuple, d_y_ND: jax.Array) -> tuple:
+    p, x_ND, chosen_NP, weight_NP = given
+    picks, weight_M = chosen_NP.shape[1], weight_NP.reshape(-1)
+
+    def add(r: _Portion, sums: tuple) -> tuple:
+        def outputs(p: Weights, x_MD: jax.Array, weight_M: jax.Array) -> jax.Array:
+            return _products(p, x_MD, weight_M, r.own_M1, r.sizes_X)
+
+        tokens_M = r.picks_M // picks
+        _, back = jax.vjp(outputs, p, x_ND[tokens_M], weight_M[r.picks_M])
+        d_p, d_x_MD, d_weight_M = back(jnp.where(r.own_M1, d_y_ND[tokens_M], 0))
+        new = d_p, r.collect(d_x_MD), r.spread(d_weight_M[:, None])[..., 0]
+        return jax.tree.map(jnp.add, sums, new)
+
+    zeros = jax.tree.map(jnp.zeros_like, (p, x_ND, weight_NP))
+    d_p, d_x_ND, d_weight_NP = _each_portion(divided, chosen_NP, len(p["gate"]), add, zeros)
+    return d_p, d_x_ND, None, d_weight_NP
+
+
+_in_portions.defvjp(_in_portions_forward, _in_portions_backward)
 
 
 PRODUCTS = {"dense": dense, "ragged": ragged}
 STACKED = ("ragged",)  # those that take the matrices of all layers
-MATRICES = ("gate", "up", "down")
 
 
 def feed_forward(
@@ -127,6 +238,7 @@ def feed_forward(
         divided=experts,
         gathered=tuple(name for name in (*experts, *ffn) if name in apart),
         summed=tuple(name for name in (*experts, *ffn) if name not in apart),
+        copied=tuple(name for name in mesh.shape if name in apart - {*experts, *ffn}),
     )
     x = PartitionSpec(*(names or None for names in tokens))
     return sharding.per_device(compute, (weights, x, PartitionSpec()), x)(p, x_BTD, layer)
@@ -143,11 +255,13 @@ def _compute(
     divided: tuple[str, ...] = (),
     gathered: tuple[str, ...] = (),
     summed: tuple[str, ...] = (),
+    copied: tuple[str, ...] = (),
 ) -> jax.Array:
     """`feed_forward` on one device, over mesh axes.
 
     The experts are `divided` along the first; devices along `gathered` have other tokens and other
-    experts or another part of their width, those along `summed` the same tokens.
+    experts or another part of their width, those along `summed` the same tokens, and those along
+    `copied` other tokens and the same experts.
     """
     b, t, d = x_BTD.shape
     x_ND = x_BTD.reshape(b * t, d)
@@ -157,8 +271,11 @@ def _compute(
     x_ND, chosen_NP, weight_NP = routed
     if divided:
         chosen_NP -= jax.lax.axis_index(divided) * p["gate"].shape[-3]
-    stacked = () if layer is None else (layer,)
-    y_ND = PRODUCTS[product](p, x_ND, chosen_NP, weight_NP, *stacked)
+    more = {} if product == "dense" else {"layer": layer, "divided": jax.lax.axis_size(divided)}
+    # Said here, since a loop does not find out by itself; in the gradient these are sums.
+    p = jax.lax.pcast(p, copied, to="varying")
+    x_ND, weight_NP = jax.lax.pcast((x_ND, weight_NP), summed, to="varying")
+    y_ND = PRODUCTS[product](p, x_ND, chosen_NP, weight_NP, **more)
     if summed:
         y_ND = jax.lax.psum(y_ND, summed)
     for axis in reversed(gathered):

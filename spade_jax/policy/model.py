@@ -272,6 +272,7 @@ def project(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Queries (B,T,H,C), keys and values (B,T,K,C) of one layer; queries and keys rotated."""
     x_BTD = rms_norm(x_BTD, p["attn_norm"], c.norm_eps)
+    x_BTD = sharding.constrain(x_BTD, ("batch", None, None))
     q_BTHC, k_BTKC, v_BTKC = (linear(x_BTD, p[name]) for name in "qkv")
     q_BTHC = rotate(rms_norm(q_BTHC, p["q_norm"], c.norm_eps), *angles)
     k_BTKC = rotate(rms_norm(k_BTKC, p["k_norm"], c.norm_eps), *angles)

@@ -68,6 +68,24 @@ def test_both_forms_are_one_function(layer: experts.Weights, first: int) -> None
     assert idle.any() == (first > 0), "some tokens have no expert here"
 
 
+@pytest.mark.parametrize("first", [0, 3], ids=["all picks, in several portions", "a few"])
+def test_portions_change_nothing(layer: experts.Weights, first: int) -> None:
+    """Of 384 picks a portion has 256 with the experts divided in two: 384 are here, or about 96."""
+    x_ND = jnp.asarray(RNG.standard_normal((192, MOE.width)), jnp.float32)
+    chosen, weight = experts.route(x_ND, layer["router"], PICKS, normalise=True)
+    here = {name: layer[name][first:] for name in experts.MATRICES}
+
+    def loss(p: experts.Weights, x_ND: jax.Array, weight_NP: jax.Array, divided: int) -> jax.Array:
+        y_ND = experts.ragged(p, x_ND, chosen - first, weight_NP, divided=divided)
+        return jnp.sum(jnp.sin(y_ND))
+
+    differentiate = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)), static_argnums=3)
+    whole, portions = (differentiate(here, x_ND, weight, divided) for divided in (1, 2))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5), portions, whole
+    )
+
+
 def test_matrices_of_all_layers_and_a_number(layer: experts.Weights) -> None:
     stacked = random_params(MOE)["layers"]
     chosen, weight = experts.route(X_ND, layer["router"], PICKS, normalise=True)
