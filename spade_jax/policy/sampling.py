@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+ROUNDING = 1e-5  # that a log-probability may be computed to twice
 GREEDY_BELOW = 0.01  # temperatures under this are greedy: dividing by them overflows
 
 
@@ -99,7 +100,9 @@ def truncate(logp_BV: jax.Array, rows: Rows) -> jax.Array:
     least_B = jnp.min(jnp.where(in_p_BV, sorted_BV, jnp.inf), axis=-1)
     least_B = jnp.maximum(least_B, sorted_BV[:, 0] + jnp.log(rows.min_p_B))
     first_BV = rank_V[None, :] == jnp.argmax(logp_BV, axis=-1)[:, None]
-    in_BV = jnp.where(rows.top_k_B[:, None] == 1, first_BV, logp_BV >= least_B[:, None])
+    # Compilers may compute what is compared here anew, not as it was for the sort.
+    enough_BV = logp_BV >= least_B[:, None] - ROUNDING
+    in_BV = jnp.where(rows.top_k_B[:, None] == 1, first_BV, enough_BV)
     kept_BV = jnp.where(in_BV, logp_BV, -jnp.inf)
     return jax.nn.log_softmax(kept_BV, axis=-1)
 
