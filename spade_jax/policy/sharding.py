@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from spade_jax.types import UsageError
@@ -52,7 +53,9 @@ def make_mesh(
             f"the mesh {'x'.join(map(str, shape))} ({', '.join(AXES)}) takes {math.prod(shape)} "
             f"devices, but there are {len(devices)}; make the product equal to that"
         )
-    return jax.make_mesh(tuple(shape), AXES, (AxisType.Auto,) * len(AXES), devices=devices)
+    # Unlike jax.make_mesh this lets two axes share a side of a TPU slice's torus.
+    placed = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return Mesh(placed, AXES, (AxisType.Auto,) * len(AXES))
 
 
 def split(

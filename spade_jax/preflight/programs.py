@@ -300,7 +300,9 @@ def _updates(a: Layout, own: Learning) -> Iterator[Program]:
     )
 
     counts = whole(jax.ShapeDtypeStruct((len(batch),), jnp.int32), a.mesh)
-    hyper, share = own.learner.hyper, own_experts(a.model, a.mesh)
+    hyper = own.learner.hyper
+    # Rows come in portions that have a quarter more of them than its share (policy/experts.py).
+    share = 0.8 if own_experts(a.model, a.mesh) < 1 else 1.0
     yield Program(
         name="log-probabilities",
         phase="learn",

@@ -2,7 +2,8 @@
 
 `cost_analysis` of XLA counts the body of a loop once. Here each instruction's work is multiplied by
 the trips of the loops around it, as far as a loop's bound is a constant in its condition (JAX's
-scans and `fori_loop`s count from 0 by 1). A loop whose bound is data is counted once, by itself.
+scans and `fori_loop`s count from 0 by 1). A loop whose bound is data is counted once, by itself, or
+with the loop of that kind that it is in.
 """
 
 from __future__ import annotations
