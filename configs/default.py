@@ -25,7 +25,8 @@ def get_config() -> config_dict.ConfigDict:
     c.model.path = ""  # a Hugging Face folder or a run's workdir; "" is the shipped policy
     c.model.compute_dtype = "bfloat16"  # of activations; parameters are float32
     # What the backward pass keeps of a layer, from most memory to least: none (nothing is computed
-    # again) | dots (products with weights) | attention (its output) | layer (only the input).
+    # again) | products (with weights, and attention's output) | dots (with weights) | attention
+    # (its output) | layer (only the input).
     c.model.remat = "layer"
     # auto: the platform's | einsum | dot_product | cudnn or flash on a GPU | splash on a TPU
     c.model.attention = "auto"

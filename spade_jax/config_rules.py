@@ -208,7 +208,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": ("deterministic", "overlap"),
     "model.compute_dtype": ("float32", "bfloat16"),
     "model.attention": ("auto", "einsum", "dot_product", "cudnn", "flash", "splash"),
-    "model.remat": ("none", "dots", "attention", "layer"),
+    "model.remat": ("none", "products", "dots", "attention", "layer"),
     "model.think": THINK,
     "design.thinking": ("auto", "on", "off"),
     "play.thinking": ("auto", "on", "off"),

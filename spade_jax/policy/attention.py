@@ -20,7 +20,7 @@ from spade_jax.types import UsageError
 
 QUERY_CHUNK = 128  # queries per block
 SPANS = 8  # a row's blocks fall into at most so many spans, each over the keys up to its end
-SPLASH_BLOCK = 512  # queries and keys per block of the TPU kernel, where the length allows
+SPLASH_BLOCK = 1024  # queries and keys per block of the TPU kernel, where the length allows
 
 
 def einsum(
@@ -248,7 +248,7 @@ def splash(
 
     _, t, h, size = q_BTHC.shape
     _check_length("splash", t)
-    side = next(n for n in (SPLASH_BLOCK, 256, 128) if t % n == 0)
+    side = next(n for n in (SPLASH_BLOCK, 512, 256, 128) if t % n == 0)
     kernel = library.make_splash_mha(
         library.MultiHeadMask([library.CausalMask((t, t))] * h),
         head_shards=1,

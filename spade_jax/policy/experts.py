@@ -77,14 +77,16 @@ def ragged(
         return _in_portions(divided, p, x_ND, chosen_NP, weight_NP)
     experts = p["gate"].shape[-3]
     order_M, sizes_X = _sort(chosen_NP, experts)
-    own_M1 = (jnp.arange(len(order_M)) < jnp.sum(sizes_X))[:, None]
+    # What belongs to rows past the last expert's is selected away, gradients too: they hold
+    # whatever the product leaves there.
+    own_M = jnp.arange(len(order_M)) < jnp.sum(sizes_X)
     if layer is not None:
         groups = jnp.zeros((len(p["gate"]) * experts,), jnp.int32)
         sizes_X = jax.lax.dynamic_update_slice(groups, sizes_X, (layer * experts,))
-    x_MD = x_ND[order_M // chosen_NP.shape[1]]
-    y_MD = _products(p, x_MD, weight_NP.reshape(-1)[order_M], own_M1, sizes_X)
-    y_NPD = jnp.where(own_M1, y_MD, 0)[jnp.argsort(order_M)].reshape(*chosen_NP.shape, -1)
-    return jnp.sum(y_NPD, axis=1)
+    x_MD = jnp.where(own_M[:, None], x_ND[order_M // chosen_NP.shape[1]], 0)
+    y_MD = _products(p, x_MD, jnp.where(own_M, weight_NP.reshape(-1)[order_M], 0), sizes_X)
+    y_MD = jnp.where(own_M[:, None], y_MD, 0)
+    return jnp.sum(y_MD[jnp.argsort(order_M)].reshape(*chosen_NP.shape, -1), axis=1)
 
 
 def _sort(chosen_NP: jax.Array, experts: int) -> tuple[jax.Array, jax.Array]:
@@ -95,19 +97,11 @@ def _sort(chosen_NP: jax.Array, experts: int) -> tuple[jax.Array, jax.Array]:
     return jnp.argsort(chosen_M, stable=True), sizes_X
 
 
-def _products(
-    p: Weights, x_MD: jax.Array, weight_M: jax.Array, own_M1: jax.Array, sizes_X: jax.Array
-) -> jax.Array:
-    """Weighted outputs (M, D) of rows sorted by expert.
-
-    Rows that are not `own`, past the last expert's, hold whatever the product leaves there: they
-    are selected away before each product, and have to be after it, so that neither value nor
-    gradient comes from them.
-    """
+def _products(p: Weights, x_MD: jax.Array, weight_M: jax.Array, sizes_X: jax.Array) -> jax.Array:
+    """Weighted outputs (M, D) of rows sorted by expert; anything past the last expert's."""
 
     def product(a_MI: jax.Array, w: jax.Array) -> jax.Array:
-        w = w.reshape(-1, *w.shape[-2:]).astype(a_MI.dtype)
-        return jax.lax.ragged_dot(jnp.where(own_M1, a_MI, 0), w, sizes_X)
+        return jax.lax.ragged_dot(a_MI, w.reshape(-1, *w.shape[-2:]).astype(a_MI.dtype), sizes_X)
 
     gated_MF = jax.nn.silu(product(x_MD, p["gate"])) * product(x_MD, p["up"])
     # The weights enter before the last product, where a row is not as wide as after it.
@@ -121,9 +115,9 @@ class _Portion(NamedTuple):
     """Some rows of the sorted picks: the pick of each, and each pick's place among them."""
 
     picks_M: jax.Array
-    own_M1: jax.Array
     sizes_X: jax.Array
-    place_NP: jax.Array  # beyond them where a pick is not among them
+    place_NP: jax.Array
+    here_NP: jax.Array  # whether a pick is among them at all
 
     def collect(self, values_MI: jax.Array) -> jax.Array:
         """The sums (N, I) of each token's rows."""
@@ -131,8 +125,7 @@ class _Portion(NamedTuple):
 
     def spread(self, values_MI: jax.Array) -> jax.Array:
         """Each pick's row (N, P, I), 0 where it is elsewhere."""
-        values_MI = jnp.where(self.own_M1, values_MI, 0)
-        return values_MI.at[self.place_NP].get(mode="fill", fill_value=0)
+        return jnp.where(self.here_NP[..., None], values_MI[self.place_NP], 0)
 
 
 def _each_portion(
@@ -152,12 +145,11 @@ def _each_portion(
     def body(i: jax.Array, sums: Any) -> Any:
         start = i * rows
         inside_X = jnp.clip(jnp.stack([end_X - sizes_X, end_X]) - start, 0, rows)
-        place = place_NP - start
         portion = _Portion(
             picks_M=jax.lax.dynamic_slice(order_M, (start,), (rows,)),
-            own_M1=(start + jnp.arange(rows) < count)[:, None],
             sizes_X=inside_X[1] - inside_X[0],
-            place_NP=jnp.where(place < 0, rows, place),
+            place_NP=jnp.clip(place_NP - start, 0, rows - 1),
+            here_NP=(place_NP >= start) & (place_NP < jnp.minimum(start + rows, count)),
         )
         return add(portion, sums)
 
@@ -168,12 +160,16 @@ def _each_portion(
 def _in_portions(
     divided: int, p: Weights, x_ND: jax.Array, chosen_NP: jax.Array, weight_NP: jax.Array
 ) -> jax.Array:
-    """`ragged` in a loop whose length is that of the rows there are, not of all picks."""
+    """`ragged` in a loop whose length is that of the rows there are, not of all picks.
+
+    Its gradient computes a portion again rather than keep it. What rows past the last expert's
+    hold is never collected, and no product sums over them.
+    """
     picks, weight_M = chosen_NP.shape[1], weight_NP.reshape(-1)
 
     def add(r: _Portion, y_ND: jax.Array) -> jax.Array:
         x_MD = x_ND[r.picks_M // picks]
-        return y_ND + r.collect(_products(p, x_MD, weight_M[r.picks_M], r.own_M1, r.sizes_X))
+        return y_ND + r.collect(_products(p, x_MD, weight_M[r.picks_M], r.sizes_X))
 
     return _each_portion(divided, chosen_NP, len(p["gate"]), add, jnp.zeros_like(x_ND))
 
@@ -188,11 +184,11 @@ def _in_portions_backward(divided: int, given: tuple, d_y_ND: jax.Array) -> tupl
 
     def add(r: _Portion, sums: tuple) -> tuple:
         def outputs(p: Weights, x_MD: jax.Array, weight_M: jax.Array) -> jax.Array:
-            return _products(p, x_MD, weight_M, r.own_M1, r.sizes_X)
+            return _products(p, x_MD, weight_M, r.sizes_X)
 
         tokens_M = r.picks_M // picks
         _, back = jax.vjp(outputs, p, x_ND[tokens_M], weight_M[r.picks_M])
-        d_p, d_x_MD, d_weight_M = back(jnp.where(r.own_M1, d_y_ND[tokens_M], 0))
+        d_p, d_x_MD, d_weight_M = back(d_y_ND[tokens_M])
         new = d_p, r.collect(d_x_MD), r.spread(d_weight_M[:, None])[..., 0]
         return jax.tree.map(jnp.add, sums, new)
 

@@ -31,6 +31,10 @@ UNROLLED = 8  # at most so many layers are unrolled
 # What the backward pass finds of a layer besides its input; the rest it computes again.
 REMAT = {
     "none": jax.checkpoint_policies.everything_saveable,
+    "products": jax.checkpoint_policies.save_from_both_policies(  # with weights, and attention
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names("attention"),
+    ),
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # products with weights
     "attention": jax.checkpoint_policies.save_only_these_names("attention"),  # its output
     "layer": jax.checkpoint_policies.nothing_saveable,

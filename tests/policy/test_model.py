@@ -100,7 +100,7 @@ def test_what_is_computed_again_changes_no_gradient() -> None:
 
 def test_an_unknown_remat(params: Params) -> None:
     row = jnp.zeros((1, 1), jnp.int32)
-    with pytest.raises(UsageError, match="remat is 'all'; choose one of none, dots, attention, l"):
+    with pytest.raises(UsageError, match="remat is 'all'; choose one of none, products, dots, at"):
         model.hidden(params, row, row, row, SMALL, remat="all")
     assert config_rules.CHOICES["model.remat"] == tuple(model.REMAT)
 
