@@ -159,7 +159,7 @@ def test_plays_of_each_arm(
     monkeypatch: pytest.MonkeyPatch, paired: bool, played: bool, expected: tuple[int, int]
 ) -> None:
     jobs: list[Job] = []
-    monkeypatch.setattr(train, "play", lambda policy, box, wanted, *_, **__: jobs.extend(wanted))
+    monkeypatch.setattr(train, "play", lambda _, box, wanted, *_r, **__: jobs.extend(wanted) or ())
     c = configured(play__plays=2, play__paired_plays=paired, hint__source="method")
     window = [(1.0, 0.0)] * played
     host = HostState(iteration=5, pool=(entry("a", *window), entry("b", *window)))
@@ -178,7 +178,7 @@ def test_plays_of_each_arm(
 
 def test_what_has_no_hint_needs_no_partners(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[Job] = []
-    monkeypatch.setattr(train, "play", lambda policy, box, wanted, *_, **__: jobs.extend(wanted))
+    monkeypatch.setattr(train, "play", lambda _, box, wanted, *_r, **__: jobs.extend(wanted) or ())
     c = configured(play__plays=2, play__paired_plays=True, hint__source="self")
     told = dataclasses.replace(entry("a").environment, hint="Add.")
     host = HostState(pool=(PoolEntry(environment=told), entry("b")))
