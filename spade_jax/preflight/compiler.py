@@ -64,6 +64,7 @@ class Part:
     flops: float
     bytes: float
     seconds: float
+    hidden: float  # seconds, were all collectives hidden behind other work
     sent: tuple[tuple[str, int, float], ...]  # kind of collective, size of its group, bytes
 
 
@@ -117,11 +118,11 @@ def rates(devices: Sequence[jax.Device], topology: str) -> Rates:
     )
 
 
-def seconds(works: Sequence[work.Work], rate: Rates, topology: str) -> float:
-    """Time of some work: each instruction as long as its products or its bytes take.
+def seconds(works: Sequence[work.Work], rate: Rates, topology: str) -> tuple[float, float]:
+    """Time of some work, and what it were if all collectives ran beside other instructions.
 
-    Collectives come on top, but for those that run beside other instructions; all together they
-    take no less than the links need.
+    Each instruction takes as long as its products or its bytes, collectives as long as the links
+    need. As the program is, those that run beside others are free as far as the links allow.
     """
     sides = sorted(chips.read(topology)[1], reverse=True)
     busy = sum(w.times * max(w.flops / rate.flops, w.bytes / rate.bandwidth) for w in works)
@@ -130,8 +131,8 @@ def seconds(works: Sequence[work.Work], rate: Rates, topology: str) -> float:
         for w in works
         if w.sent
     ]
-    exposed = sum(s for hidden, s in links if not hidden)
-    return max(busy + exposed, sum(s for _, s in links))
+    exposed, sent = sum(s for hidden, s in links if not hidden), sum(s for _, s in links)
+    return max(busy + exposed, sent), max(busy, sent)
 
 
 def _axes(group: int, sides: Sequence[int]) -> int:
@@ -156,13 +157,15 @@ def parts(text: str, program: Program, rate: Rates, topology: str) -> tuple[Part
         for w in works:
             if w.sent:
                 sent[w.sent.kind, w.sent.group] += w.times * w.sent.bytes
+        took, hidden = seconds(works, rate, topology)
         what = "" if loop is None else loops[loop] if loop < len(loops) else f"loop {loop}"
         out.append(
             Part(
                 what=what,
                 flops=sum(w.times * w.flops for w in works),
                 bytes=sum(w.times * w.bytes for w in works),
-                seconds=seconds(works, rate, topology),
+                seconds=took,
+                hidden=hidden,
                 sent=tuple((*key, n) for key, n in sorted(sent.items())),
             )
         )

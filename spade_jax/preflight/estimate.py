@@ -139,9 +139,13 @@ class Iteration:
         return None if None in known else sum(known)
 
 
-def mfu(m: ModelConfig, part: Part, rows: int, length: int, devices: int, peak: float) -> float:
-    """Share of the chips' peak in a full micro-batch of the train step."""
-    return model_flops(m, rows * length, length) / (part.seconds * devices * peak)
+def mfu(
+    m: ModelConfig, part: Part, rows: int, length: int, devices: int, peak: float
+) -> tuple[float, float]:
+    """Share of the chips' peak in a full micro-batch of the train step: as the program is, and
+    were all of its collectives hidden."""
+    needed = model_flops(m, rows * length, length) / (devices * peak)
+    return needed / part.seconds, needed / part.hidden
 
 
 def iteration(

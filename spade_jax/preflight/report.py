@@ -20,7 +20,8 @@ from spade_jax.preflight.estimate import Iteration, Phase
 
 MFU = (
     "MFU = model FLOPs / (seconds x devices x published peak); model FLOPs = tokens x (6 x active "
-    "parameters + 6 x layers x heads x head size x length): rematerialisation is not counted."
+    "parameters + 6 x layers x heads x head size x length): rematerialisation is not counted. The "
+    "first is that of the program as it is, the second were all its collectives hidden."
 )
 LOOPS = (
     "FLOPs, bytes and collectives are those of one device, read from the optimised program: loops "
@@ -68,7 +69,7 @@ class Report:
         return all(p.fits for p in self.phases) and not any(f.failed for f in self.programs)
 
 
-def utilisation(s: Slice, facts: Facts) -> dict[str, float]:
+def utilisation(s: Slice, facts: Facts) -> dict[str, tuple[float, float]]:
     """MFU of a full micro-batch of each row length, where the program is the train step."""
     if not facts.name.startswith("train"):
         return {}
@@ -162,7 +163,7 @@ def programs(r: Report) -> Table:
     for f in r.programs:
         memory = [gib(n) for n in (f.arguments, f.outputs - f.aliased, f.temporaries, f.peak)]
         told = _time(f.optimal_s) if f.optimal_s else "-"
-        first = f.parts[0] if f.parts else Part("", 0.0, 0.0, 0.0, ())
+        first = f.parts[0] if f.parts else Part("", 0.0, 0.0, 0.0, 0.0, ())
         work = [f"{first.flops / 1e12:.3g}", f"{first.bytes / 1e9:.3g}", _time(first.seconds)]
         style = "red" if f.failed else None
         rows.add_row(
@@ -171,7 +172,8 @@ def programs(r: Report) -> Table:
         shares, over = utilisation(r.slice, f), touched(r.slice, f)
         for part in f.parts[1:]:
             work = [f"{part.flops / 1e12:.3g}", f"{part.bytes / 1e9:.3g}", _time(part.seconds)]
-            reached = f"MFU {shares[part.what]:.0%}" if part.what in shares else ""
+            least, most = shares.get(part.what, (0.0, 0.0))
+            reached = f"MFU {100 * least:.0f}-{100 * most:.0f}%" if least else ""
             reached = f"x {over:.2f}" if over else reached
             rows.add_row(f"  {part.what}", *[""] * 5, *work, reached, _sent(part))
     return rows

@@ -50,8 +50,9 @@ def said(name: str, phase: str, holds: list[str], **fields: Any) -> dict[str, An
     return {"name": name, "phase": phase, "holds": holds, "compile_s": 2.0, **empty, **fields}
 
 
-PART = {"what": "", "flops": 2e12, "bytes": 3e9, "seconds": 0.5, "sent": [["all-gather", 4, 4e9]]}
-ROUND = {**PART, "what": "micro-batch of 8 x 256", "seconds": 0.25}
+PART = {"what": "", "flops": 2e12, "bytes": 3e9, "seconds": 0.5, "hidden": 0.4}
+PART["sent"] = [["all-gather", 4, 4e9]]
+ROUND = {**PART, "what": "micro-batch of 8 x 256", "seconds": 0.25, "hidden": 0.2}
 DECODE = said(
     "decode 16 slots", "sample", ["sampling copy", "cache"], arguments=10 * GIB,
     parts=[PART, {**PART, "what": "token of each slot", "bytes": 11 * GIB}],
@@ -100,7 +101,7 @@ def test_a_run_that_fits(c: config_dict.ConfigDict, monkeypatch: pytest.MonkeyPa
     assert json.loads(json.dumps(machine))["fits"] is True
     learn = next(p for p in machine["phases"] if p["name"] == "learn")
     assert learn["total"] == (1 + 2 + 2) * GIB
-    assert machine["programs"][1]["mfu"]["micro-batch of 8 x 256"] == pytest.approx(
+    assert machine["programs"][1]["mfu"]["micro-batch of 8 x 256"][0] == pytest.approx(
         (6 * machine["model"]["active"] + 6 * 2 * 16 * 256) * 8 * 256 / (0.25 * 4 * 197e12)
     )
     assert machine["remedies"] == {}
