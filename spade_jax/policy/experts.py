@@ -20,6 +20,7 @@ from spade_jax.policy import sharding
 Weights = dict[str, jax.Array]  # router (D,X), gate and up (X,D,F), down (X,F,D)
 
 MATRICES = ("gate", "up", "down")
+MORE = "more_portions"  # scope of a loop that mostly has no round
 
 _AXES = {
     "router": ("model", "router"),
@@ -128,13 +129,13 @@ class _Portion(NamedTuple):
         return jnp.where(self.here_NP[..., None], values_MI[self.place_NP], 0)
 
 
-def _each_portion(
-    divided: int, chosen_NP: jax.Array, experts: int, add: Callable[[_Portion, Any], Any], sums: Any
+def _sum_of_portions(
+    divided: int, chosen_NP: jax.Array, experts: int, of: Callable[[_Portion], Any]
 ) -> Any:
-    """`sums = add(portion, sums)` over as many rows as there are.
+    """The sum of `of(portion)` over as many rows as there are.
 
     All picks of all tokens may fall on these experts, though hardly ever more than a quarter above
-    their share do: a portion has that many rows, and is mostly the only one.
+    their share do. A portion has that many rows; the others are in a loop that mostly has no round.
     """
     order_M, sizes_X = _sort(chosen_NP, experts)
     count, end_X = jnp.sum(sizes_X), jnp.cumsum(sizes_X)
@@ -142,36 +143,39 @@ def _each_portion(
     place_NP = jnp.argsort(order_M).reshape(chosen_NP.shape)
     order_M = jnp.pad(order_M, (0, -len(order_M) % rows))
 
-    def body(i: jax.Array, sums: Any) -> Any:
-        start = i * rows
+    def portion(start: jax.Array | int) -> _Portion:
         inside_X = jnp.clip(jnp.stack([end_X - sizes_X, end_X]) - start, 0, rows)
-        portion = _Portion(
+        return _Portion(
             picks_M=jax.lax.dynamic_slice(order_M, (start,), (rows,)),
             sizes_X=inside_X[1] - inside_X[0],
             place_NP=jnp.clip(place_NP - start, 0, rows - 1),
             here_NP=(place_NP >= start) & (place_NP < jnp.minimum(start + rows, count)),
         )
-        return add(portion, sums)
 
-    return jax.lax.fori_loop(0, (count + rows - 1) // rows, body, sums)
+    def add(i: jax.Array, sums: Any) -> Any:
+        return jax.tree.map(jnp.add, sums, of(portion(i * rows)))
+
+    first = of(portion(0))
+    with jax.named_scope(MORE):
+        return jax.lax.fori_loop(1, (count + rows - 1) // rows, add, first)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _in_portions(
     divided: int, p: Weights, x_ND: jax.Array, chosen_NP: jax.Array, weight_NP: jax.Array
 ) -> jax.Array:
-    """`ragged` in a loop whose length is that of the rows there are, not of all picks.
+    """`ragged` for the rows there are, not for all picks.
 
     Its gradient computes a portion again rather than keep it. What rows past the last expert's
     hold is never collected, and no product sums over them.
     """
     picks, weight_M = chosen_NP.shape[1], weight_NP.reshape(-1)
 
-    def add(r: _Portion, y_ND: jax.Array) -> jax.Array:
+    def outputs(r: _Portion) -> jax.Array:
         x_MD = x_ND[r.picks_M // picks]
-        return y_ND + r.collect(_products(p, x_MD, weight_M[r.picks_M], r.sizes_X))
+        return r.collect(_products(p, x_MD, weight_M[r.picks_M], r.sizes_X))
 
-    return _each_portion(divided, chosen_NP, len(p["gate"]), add, jnp.zeros_like(x_ND))
+    return _sum_of_portions(divided, chosen_NP, len(p["gate"]), outputs)
 
 
 def _in_portions_forward(divided: int, *given: Any) -> tuple[jax.Array, tuple]:
@@ -182,18 +186,16 @@ def _in_portions_backward(divided: int, given: tuple, d_y_ND: jax.Array) -> tupl
     p, x_ND, chosen_NP, weight_NP = given
     picks, weight_M = chosen_NP.shape[1], weight_NP.reshape(-1)
 
-    def add(r: _Portion, sums: tuple) -> tuple:
+    def gradients(r: _Portion) -> tuple:
         def outputs(p: Weights, x_MD: jax.Array, weight_M: jax.Array) -> jax.Array:
             return _products(p, x_MD, weight_M, r.sizes_X)
 
         tokens_M = r.picks_M // picks
         _, back = jax.vjp(outputs, p, x_ND[tokens_M], weight_M[r.picks_M])
         d_p, d_x_MD, d_weight_M = back(d_y_ND[tokens_M])
-        new = d_p, r.collect(d_x_MD), r.spread(d_weight_M[:, None])[..., 0]
-        return jax.tree.map(jnp.add, sums, new)
+        return d_p, r.collect(d_x_MD), r.spread(d_weight_M[:, None])[..., 0]
 
-    zeros = jax.tree.map(jnp.zeros_like, (p, x_ND, weight_NP))
-    d_p, d_x_ND, d_weight_NP = _each_portion(divided, chosen_NP, len(p["gate"]), add, zeros)
+    d_p, d_x_ND, d_weight_NP = _sum_of_portions(divided, chosen_NP, len(p["gate"]), gradients)
     return d_p, d_x_ND, None, d_weight_NP
 
 

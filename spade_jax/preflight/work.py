@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
+from spade_jax.policy.experts import MORE
 from spade_jax.preflight.hlo import (
     Computation,
     Instruction,
@@ -285,7 +286,8 @@ def works(text: str, share: float = 1.0) -> list[Work]:
 
 
 def _channel(i: Instruction) -> str:
-    return i.attribute(r"channel_id=(\d+)") or i.name
+    number = i.attribute(r"channel_id=(\d+)")
+    return i.name if number in (None, "1") else number  # all of a shard_map have 1
 
 
 def _walk(
@@ -305,6 +307,8 @@ def _walk(
     """
     of = module.computations[name]
     for i in of.values():
+        if i.op == "while" and MORE in i.rest:
+            continue  # where picks are spread evenly it has no round
         if i.op == "while":
             n, (loop, known) = trips(module, i), at
             if n is None and loop is None:
