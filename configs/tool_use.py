@@ -74,7 +74,7 @@ def qwen3_8b(c: config_dict.ConfigDict) -> None:
 def qwen3_30b_a3b(c: config_dict.ConfigDict) -> None:
     """Qwen3-30B-A3B-Instruct-2507, a mixture of experts which does not think."""
     c.model.path = "models/Qwen3-30B-A3B-Instruct-2507"
-    c.mesh = (1, -1, 2, 8)
+    c.mesh = (1, -1, 4, 1)
     c.sampling.slots = 64
     c.learn.rows = (64, 16)
 

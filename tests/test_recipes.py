@@ -202,13 +202,14 @@ def test_each_device_has_room(name: str, devices: int, gigabytes: int) -> None:
     assert trained == pytest.approx(model.count(m) / mesh.size, rel=0.01)
     state = 4 * (3 + (c.learn.kl > 0)) * trained  # with two moments and the reference
     gradients = 2 * 4 * trained  # a micro-batch's, and the sum
-    copy = 4 * parameters_per_device(m, mesh, "sample")
+    copy = 2 * parameters_per_device(m, mesh, "sample")
     # In bfloat16, keys and values of the slots, and the input of each layer of the long rows.
     cache = 2 * 2 * m.layers * m.kv_heads * m.head_size * c.play.context * c.sampling.slots
     inputs = 2 * m.layers * m.width * c.learn.row_tokens[-1] * c.learn.rows[-1]
-    held = state + copy + cache / mesh.size
-    assert held + copy < room  # new weights come beside the old ones
-    assert held + gradients + inputs / (mesh.size // mesh.shape["tensor"]) < room
+    host = min(mesh.size, 8)  # its devices, which share the cache of its slots
+    assert state + copy + cache / host < room
+    # While weights are learned the sampler holds nothing.
+    assert state + gradients + inputs / (mesh.size // mesh.shape["tensor"]) < room
 
 
 @pytest.mark.slow
