@@ -89,6 +89,16 @@ def check_compiler() -> None:
         )
 
 
+def host(topology: str) -> str:
+    """The topology of one host of a slice by itself.
+
+    The compiler takes no program for some of a v5e's or v6e's devices, as a host's own would be.
+    """
+    kind, sides = read(topology)
+    most = (2, 2, 1)[: len(sides)]
+    return f"{kind}:{'x'.join(str(min(n, m)) for n, m in zip(sides, most, strict=True))}"
+
+
 def devices(topology: str) -> list[jax.Device]:
     """The devices of a slice, none of which is here; programs can be compiled for them.
 

@@ -278,10 +278,10 @@ def _written(folder: Path) -> tuple[str, int, list[tuple[int, str]]]:
 
 def answers(request: Request) -> Iterator[dict[str, object]]:
     """What is said of the request: the slice and what stays resident, then each program."""
-    devices = chips.devices(request.topology)
-    rate = rates(devices, request.topology)
+    devices, host = chips.devices(request.topology), chips.devices(chips.host(request.topology))
+    rate = rates(host, request.topology)
     c = configs.load(request.config)
-    a = programs.lay_out(c, programs.sizes(c.model.path), devices)
+    a = programs.lay_out(c, programs.sizes(c.model.path), devices, host)
     own, held = programs.learning(a), programs.cache(a)
     yield {
         "devices": len(devices),

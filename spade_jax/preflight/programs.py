@@ -90,8 +90,13 @@ def sizes(path: str) -> ModelConfig:
     return hub.read_config(folder)
 
 
-def lay_out(c: config_dict.ConfigDict, m: ModelConfig, devices: Sequence[jax.Device]) -> Layout:
-    """The run on these devices.
+def lay_out(
+    c: config_dict.ConfigDict,
+    m: ModelConfig,
+    devices: Sequence[jax.Device],
+    host: Sequence[jax.Device],
+) -> Layout:
+    """The run on these devices; `host` are those of one host as a slice of its own.
 
     Raises UsageError for a mesh that divides neither devices nor heads nor experts.
     """
@@ -105,7 +110,7 @@ def lay_out(c: config_dict.ConfigDict, m: ModelConfig, devices: Sequence[jax.Dev
     # theirs for it in the same way.
     shape = to.all.devices.shape
     spread = Mesh(mesh.devices.reshape(shape), to.all.axis_names, axis_types=to.all.axis_types)
-    return Layout(c, m, mesh, to.own, spread, shape[0])
+    return Layout(c, m, mesh, sharding.make_mesh(shape[1:], host), spread, shape[0])
 
 
 def check_mesh(m: ModelConfig, mesh: Mesh, field: str) -> None:

@@ -31,6 +31,11 @@ def test_an_unknown_topology_lists_those_there_are(name: str) -> None:
     assert "16x16" in told and "4x4x4" in told
 
 
+def test_one_host_of_a_slice() -> None:
+    hosts = {"v5p:4x4x4": "v5p:2x2x1", "v6e:8x8": "v6e:2x2", "v5e:1x1": "v5e:1x1"}
+    assert {name: chips.host(name) for name in hosts} == hosts
+
+
 def test_the_compiler_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"libtpu.*pip install 'spade_jax\[tpu\]'"):

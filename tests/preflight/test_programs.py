@@ -35,7 +35,7 @@ def c() -> config_dict.ConfigDict:
 
 @pytest.fixture(scope="module")
 def layout(c: config_dict.ConfigDict) -> programs.Layout:
-    return programs.lay_out(c, programs.sizes(""), jax.devices()[:1])
+    return programs.lay_out(c, programs.sizes(""), jax.devices()[:1], jax.devices()[:1])
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ def test_residents(
 ) -> None:
     """In float32: the parameters, two moments and a mean of them, and a reference."""
     c = small_run.configured("tiny", {"sampling.slots": 20}, fields)
-    a = programs.lay_out(c, programs.sizes(""), jax.devices()[:1])
+    a = programs.lay_out(c, programs.sizes(""), jax.devices()[:1], jax.devices()[:1])
     n, m = 4 * model.count(a.model), a.model
     held = programs.residents(a, programs.learning(a), programs.cache(a))
     assert held["parameters"] == parameters * n
@@ -194,7 +194,7 @@ def test_residents(
 
 def test_adapters_are_trained_alone() -> None:
     c = small_run.configured("tiny", {"model.lora.rank": 4, "sampling.slots": 20})
-    a = programs.lay_out(c, programs.sizes(""), jax.devices()[:1])
+    a = programs.lay_out(c, programs.sizes(""), jax.devices()[:1], jax.devices()[:1])
     own = programs.learning(a)
     assert own.base is not None and own.reference is None
     held = programs.residents(a, own, programs.cache(a))
