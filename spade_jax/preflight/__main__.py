@@ -42,27 +42,28 @@ def answers(request: dict[str, Any], c: config_dict.ConfigDict) -> Iterator[dict
     """
     with tempfile.TemporaryDirectory(prefix="spade-jax-preflight-") as folder:
         configs.save(c, folder)
-        request = {"config": str(Path(folder) / configs.FILE), **request}
+        asked = Path(folder) / "request.json"
+        asked.write_text(json.dumps({"config": str(Path(folder) / configs.FILE), **request}))
         written = Path(folder) / "compiled"
         written.mkdir()
         environment = os.environ | compiler.ENVIRONMENT
         environment["XLA_FLAGS"] = f"--xla_dump_to={written} --xla_dump_hlo_as_text"
         with (Path(folder) / "noise").open("w+") as noise:
             process = subprocess.Popen(
-                [sys.executable, "-m", "spade_jax.preflight.compiler"],
+                [sys.executable, "-m", "spade_jax.preflight.compiler", str(asked)],
                 env=environment,
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=noise,
                 text=True,
             )
             try:
-                process.stdin.write(json.dumps(request))
-                process.stdin.close()
                 for line in process.stdout:
                     answer = json.loads(line)
                     if "error" in answer:
                         raise UsageError(answer["error"])
+                    if set(answer) == {"failed"}:
+                        raise OSError(f"the compiler cannot do this: {answer['failed']}")
                     yield answer
                 if process.wait():
                     noise.seek(0)

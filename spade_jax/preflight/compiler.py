@@ -1,6 +1,6 @@
 """The process that compiles: its own, since libtpu talks on stderr and may bring a process down.
 
-A request comes as JSON on stdin, facts go out as JSON lines on stdout, one a program, as soon as
+A request is a JSON file, facts go out as JSON lines on stdout, one a program, as soon as
 they are known. XLA writes what it made of each program into a folder, also where that does not fit
 into memory: from there come the largest buffers.
 """
@@ -303,15 +303,18 @@ def answers(request: Request) -> Iterator[dict[str, object]]:
 
 
 def main() -> None:
-    """Answer the request on stdin; a mistake in it is a line with `error`."""
+    """Answer the request; a mistake in it is a line with `error`, the compiler's own one
+    with nothing but `failed`."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libtpu says shall not come between
-    request = Request(**json.load(sys.stdin))
+    request = Request(**json.loads(Path(sys.argv[1]).read_text()))
     try:
         for answer in answers(request):
             print(json.dumps(answer), file=out, flush=True)
     except UsageError as error:
         print(json.dumps({"error": str(error)}), file=out, flush=True)
+    except jax.errors.JaxRuntimeError as error:
+        print(json.dumps({"failed": str(error).splitlines()[0]}), file=out, flush=True)
 
 
 if __name__ == "__main__":

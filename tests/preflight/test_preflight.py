@@ -151,6 +151,28 @@ def test_wrong_usage_is_told_before_anything_is_compiled(
         program.preflight(c, topology, 0.25, every_bucket=False, only=[])
 
 
+@pytest.mark.parametrize(
+    ("line", "error", "told"),
+    [
+        ('{"error": "rows of 7 do not fit"}', UsageError, "^rows of 7 do not fit$"),
+        ('{"failed": "INTERNAL: no"}', OSError, "^the compiler cannot do this: INTERNAL: no$"),
+        ("", OSError, r"^the compiler ended with 3: it was Tuesday"),
+    ],
+)
+def test_what_the_compiling_process_cannot_do(
+    line: str, error: type, told: str, c: config_dict.ConfigDict, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    stand_in = tmp_path / "python"
+    stand_in.write_text(f"#!/bin/sh\necho '{line}'\necho it was Tuesday >&2\nexit 3\n")
+    if not line:
+        stand_in.write_text("#!/bin/sh\necho it was Tuesday >&2\nexit 3\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stand_in))
+    with pytest.raises(error, match=told):
+        list(program.answers({"topology": "v5e:2x2"}, c))
+
+
 # -- with the real compiler -------------------------------------------------------------------
 
 
