@@ -147,29 +147,53 @@ def _axes(group: int, sides: Sequence[int]) -> int:
 
 def parts(text: str, program: Program, rate: Rates, topology: str) -> tuple[Part, ...]:
     """A program's work: the fixed part, then a round of each loop of unknown length."""
-    loops = program.loops
     by_loop: dict[int | None, list[work.Work]] = collections.defaultdict(list)
     for each in work.works(text, program.share):
         by_loop[each.loop].append(each)
-    out = []
-    for loop in [None, *sorted(n for n in by_loop if n is not None)]:
-        works, sent = by_loop[loop], collections.Counter()
-        for w in works:
-            if w.sent:
-                sent[w.sent.kind, w.sent.group] += w.times * w.sent.bytes
-        took, hidden = seconds(works, rate, topology)
-        what = "" if loop is None else loops[loop] if loop < len(loops) else f"loop {loop}"
-        out.append(
-            Part(
-                what=what,
-                flops=sum(w.times * w.flops for w in works),
-                bytes=sum(w.times * w.bytes for w in works),
-                seconds=took,
-                hidden=hidden,
-                sent=tuple((*key, n) for key, n in sorted(sent.items())),
-            )
-        )
+    order = in_order(work.unknown_loops(text), program.lengths)
+    out = [_part("", by_loop[None], rate, topology)]
+    for n, what in enumerate(program.loops):
+        loop = order[n] if n < len(order) else n
+        if loop in by_loop:
+            out.append(_part(what, by_loop[loop], rate, topology))
     return tuple(out)
+
+
+def in_order(types: Sequence[str], lengths: Sequence[int]) -> list[int]:
+    """The loops by the lengths of rows they are over: most of what each carries is as long.
+
+    The compiler puts loops that do not need one another in any order.
+    """
+
+    def rows(type_: str) -> int:
+        held = [b.dims[-1] for b in hlo.buffers(type_) if b.dims]
+        return max(lengths, key=held.count)
+
+    left = list(range(len(types))) if lengths else []
+    found = []
+    for length in lengths:
+        match = next((n for n in left if rows(types[n]) == length), None)
+        if match is None:
+            return list(range(len(types)))
+        left.remove(match)
+        found.append(match)
+    return found
+
+
+def _part(what: str, works: Sequence[work.Work], rate: Rates, topology: str) -> Part:
+    sent: collections.Counter[tuple[str, int]] = collections.Counter()
+    for w in works:
+        if w.sent:
+            sent[w.sent.kind, w.sent.group] += w.times * w.sent.bytes
+    took, hidden = seconds(works, rate, topology)
+    return Part(
+        what=what,
+        flops=sum(w.times * w.flops for w in works),
+        bytes=sum(w.times * w.bytes for w in works),
+        seconds=took,
+        hidden=hidden,
+        sent=tuple((*key, n) for key, n in sorted(sent.items())),
+    )
 
 
 # -- memory -----------------------------------------------------------------------------------

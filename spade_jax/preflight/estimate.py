@@ -83,6 +83,7 @@ def remedies(c: config_dict.ConfigDict, phase: Phase, pieces: int, devices: int)
         slots = math.floor(c.sampling.slots * (cache - over) / cache)
         if slots:
             out.append(f"fewer conversations at once (--config.sampling.slots={slots})")
+    if phase.name == "sample" and cache + parts[phase.program] > over:
         out.append("a shorter context (--config.play.context, --config.learn.row_tokens)")
     if parts.get("sampling copy", 0) / 2 > over:
         out.append("the sampling copy in more pieces (--config.sampling.tensor, .expert)")

@@ -50,8 +50,8 @@ class Program:
     """A jitted function and its arguments, in shapes, to compile on `mesh`.
 
     `holds` names the residents among the arguments, see `residents`; `loops` says what one round
-    of each of its loops is whose length the data decide. Of the experts a token picks, a device has
-    `share` where the picks are spread evenly.
+    of each of its loops is whose length the data decide, and `lengths` the rows that each is over.
+    Of the experts a token picks, a device has `share` where the picks are spread evenly.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Program:
     options: dict[str, Any]  # static arguments, and others by name
     holds: tuple[str, ...]
     loops: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
     share: float = 1.0
 
     def lower(self) -> jax.stages.Lowered:
@@ -227,18 +228,14 @@ def context(a: Layout) -> int:
 
 
 def cache(a: Layout) -> decoding.Cache:
-    """The sampler's cache, on the mesh of a replica."""
+    """The sampler's cache, where a host samples; columns are not divided, however many they are."""
     c = a.config
     columns = context(a) + max(c.sampling.block, sampler.WIDTHS[-1])  # as Sampler has them
-    new = functools.partial(
-        decoding.empty_cache,
-        a.model,
-        c.sampling.slots,
-        columns,
-        jnp.dtype(c.model.compute_dtype),
-    )
+    dtype = jnp.dtype(c.model.compute_dtype)
     with jax.set_mesh(a.sampling):
-        places = jax.jit(new).lower().compile().output_shardings
+        few = jax.jit(lambda: decoding.empty_cache(a.model, c.sampling.slots, 1, dtype))
+        places = few.lower().compile().output_shardings
+    new = functools.partial(decoding.empty_cache, a.model, c.sampling.slots, columns, dtype)
     return placed(jax.eval_shape(new), places)
 
 
@@ -304,6 +301,7 @@ def _updates(a: Layout, own: Learning) -> Iterator[Program]:
         for n, length in zip(c.learn.rows, c.learn.row_tokens, strict=True)
     )
 
+    lengths = tuple(c.learn.row_tokens)
     counts = whole(jax.ShapeDtypeStruct((len(batch),), jnp.int32), a.mesh)
     hyper = own.learner.hyper
     # Rows come in portions that have a quarter more of them than its share (policy/experts.py).
@@ -317,6 +315,7 @@ def _updates(a: Layout, own: Learning) -> Iterator[Program]:
         options={"c": a.model, "h": hyper},
         holds=("parameters",),
         loops=loops,
+        lengths=lengths,
         share=share,
     )
     twice = 2 if hyper.role_norms else 1
@@ -331,6 +330,7 @@ def _updates(a: Layout, own: Learning) -> Iterator[Program]:
         options={"c": a.model, "h": hyper, **own_rules},
         holds=("parameters", "optimizer"),
         loops=loops * twice,
+        lengths=lengths * twice,
         share=share,
     )
 

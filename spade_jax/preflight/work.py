@@ -285,6 +285,22 @@ def works(text: str, share: float = 1.0) -> list[Work]:
     ]
 
 
+def unknown_loops(text: str) -> list[str]:
+    """Types of what is carried by each outermost loop whose bound is data, in program order."""
+
+    def inside(name: str) -> list[str]:
+        found = []
+        for i in module.computations[name].values():
+            if i.op == "while" and trips(module, i) is None:
+                found.append(i.type)
+            elif i.op == "while":
+                found += inside(i.attribute(r"body=%?([\w.$-]+)"))
+        return found
+
+    module = parse(text)
+    return inside(module.entry)
+
+
 def _channel(i: Instruction) -> str:
     number = i.attribute(r"channel_id=(\d+)")
     return i.name if number in (None, "1") else number  # all of a shard_map have 1

@@ -83,6 +83,8 @@ def test_what_would_make_it_fit(c: config_dict.ConfigDict) -> None:
     with c.unlocked():
         c.model.remat = "dots"
     assert "--config.model.remat=layer" in fitting(c, **{"train step": 110})[0]
+    decode = estimate.Phase("sample", {"decode": 70, "cache": 50}, "decode", 100.0)
+    assert "a shorter context" in estimate.remedies(c, decode, pieces=4, devices=4)[1]
     assert "8 devices" in fitting(c, **{name: 30 for name in ("w", "x", "y", "z")})[0]
 
 
@@ -151,6 +153,17 @@ def test_seconds_are_the_larger_of_products_and_bytes_with_the_links_on_top() ->
     assert compiler.seconds([product, sweep, wide], rate, "v5e:16x16") == (busy + 4.0, busy)
     assert compiler.seconds([product, sweep, hidden], rate, "v5p:4x4x4") == (busy, busy)
     assert compiler.seconds([sweep, hidden, gather], rate, "v5p:4x4x4") == (8.0, 8.0)
+
+
+def test_loops_are_known_by_the_rows_they_are_over() -> None:
+    """Four arrays of a loop are as long as its rows, one of each other length."""
+    of = {
+        n: "(" + ", ".join([f"s32[16,4,{n}]"] * 4 + ["f32[16,4,50]", "s32[]"]) + ")" for n in (8, 9)
+    }
+    assert compiler.in_order([of[9], of[8]], (8, 9)) == [1, 0]
+    assert compiler.in_order([of[8], of[9], of[8], of[9]], (8, 9, 8, 9)) == [0, 1, 2, 3]
+    assert compiler.in_order([of[8]], ()) == []
+    assert compiler.in_order([of[8], of[8]], (8, 9)) == [0, 1]  # not told apart: as they come
 
 
 def test_the_memory_report_names_the_largest_buffers() -> None:

@@ -69,6 +69,8 @@ def test_a_loop_bounded_by_data_counts_once_and_by_itself() -> None:
     products = [w for w in work.works(data) if w.flops]
     assert [(w.times, w.loop) for w in products] == [(1, 0)]
     assert {w.loop for w in work.works(LOOP)} == {None}
+    [carried] = work.unknown_loops(data)
+    assert "bf16[48,256,512]" in carried and work.unknown_loops(LOOP) == []
 
 
 def test_the_comparison_may_be_fused() -> None:
