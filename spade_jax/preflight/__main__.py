@@ -25,8 +25,9 @@ from rich.console import Console
 from spade_jax import config as configs
 from spade_jax.policy.model import ModelConfig
 from spade_jax.preflight import chips, compiler, estimate, programs, report
-from spade_jax.preflight.compiler import Facts, Part, Rates
+from spade_jax.preflight.compiler import Facts, Part
 from spade_jax.preflight.report import Report, Slice
+from spade_jax.preflight.schedule import Rates
 from spade_jax.program import run_program
 from spade_jax.types import UsageError
 

@@ -14,16 +14,15 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from spade_jax import config as configs
-from spade_jax.preflight import chips, hlo, programs, work
+from spade_jax.preflight import chips, hlo, programs, schedule, work
 from spade_jax.preflight.programs import Program
+from spade_jax.preflight.schedule import Rates
 from spade_jax.types import UsageError
 
 LARGEST = 6  # buffers named
@@ -45,15 +44,6 @@ class Request:
     topology: str
     every_bucket: bool
     only: list[str]  # how the names of the programs begin; []: all
-
-
-@dataclasses.dataclass(frozen=True)
-class Rates:
-    """What the compiler reckons a device does in a second; of other devices, by the links."""
-
-    flops: float
-    bandwidth: float
-    link: float  # bytes a second on one axis of the torus, both ways round
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,52 +87,7 @@ class Facts:
         return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
 
 
-# -- time -------------------------------------------------------------------------------------
-
-
-def rates(devices: Sequence[jax.Device], topology: str) -> Rates:
-    """The rates behind the compiler's `optimal_seconds`, from its word on two small programs."""
-    place = NamedSharding(Mesh(list(devices[:1]), ("one",)), PartitionSpec())
-    shape = jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16, sharding=place)
-
-    def said(f: Callable[..., jax.Array], *arguments: jax.ShapeDtypeStruct) -> dict[str, float]:
-        return jax.jit(f).lower(*arguments).compile().cost_analysis()
-
-    product, sweep = said(jnp.matmul, shape, shape), said(lambda x: x + 1, shape)
-    _, sides = chips.read(topology)
-    axes = 2 if len(sides) == 2 else 3
-    return Rates(
-        flops=product["flops"] / product["optimal_seconds"],
-        bandwidth=sweep["bytes accessed"] / sweep["optimal_seconds"],
-        link=chips.device(topology).links / (2 * axes),
-    )
-
-
-def seconds(works: Sequence[work.Work], rate: Rates, topology: str) -> tuple[float, float]:
-    """Time of some work, and what it were if all collectives ran beside other instructions.
-
-    Each instruction takes as long as its products or its bytes, collectives as long as the links
-    need. As the program is, those that run beside others are free as far as the links allow.
-    """
-    sides = sorted(chips.read(topology)[1], reverse=True)
-    busy = sum(w.times * max(w.flops / rate.flops, w.bytes / rate.bandwidth) for w in works)
-    links = [
-        (w.sent.hidden, w.times * w.sent.bytes / (rate.link * _axes(w.sent.group, sides)))
-        for w in works
-        if w.sent
-    ]
-    exposed, sent = sum(s for hidden, s in links if not hidden), sum(s for _, s in links)
-    return max(busy + exposed, sent), max(busy, sent)
-
-
-def _axes(group: int, sides: Sequence[int]) -> int:
-    """Axes of the torus that a group of so many devices lies along: as few as hold it."""
-    held = 1
-    for n, side in enumerate(sides, 1):
-        held *= side
-        if group <= held:
-            return n
-    return len(sides)
+# -- work -------------------------------------------------------------------------------------
 
 
 def parts(text: str, program: Program, rate: Rates, topology: str) -> tuple[Part, ...]:
@@ -185,7 +130,7 @@ def _part(what: str, works: Sequence[work.Work], rate: Rates, topology: str) -> 
     for w in works:
         if w.sent:
             sent[w.sent.kind, w.sent.group] += w.times * w.sent.bytes
-    took, hidden = seconds(works, rate, topology)
+    took, hidden = schedule.seconds(works, rate, topology)
     return Part(
         what=what,
         flops=sum(w.times * w.flops for w in works),
@@ -303,7 +248,7 @@ def _written(folder: Path) -> tuple[str, int, list[tuple[int, str]]]:
 def answers(request: Request) -> Iterator[dict[str, object]]:
     """What is said of the request: the slice and what stays resident, then each program."""
     devices, host = chips.devices(request.topology), chips.devices(chips.host(request.topology))
-    rate = rates(host, request.topology)
+    rate = schedule.rates(host, request.topology)
     c = configs.load(request.config)
     a = programs.lay_out(c, programs.sizes(c.model.path), devices, host)
     own, held = programs.learning(a), programs.cache(a)

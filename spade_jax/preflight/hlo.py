@@ -6,10 +6,12 @@ import dataclasses
 import functools
 import math
 import re
+from collections.abc import Iterator
 
 SIZES = {"pred": 1, "bf16": 2}  # bytes; of other types the digits are bits: f32, s8, f8e4m3fn
 _TYPE = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.$-]+) \(.*\{$")
+_END = re.compile(r"^\}(, execution_thread=\S+)?$")
 _LINE = re.compile(r"^  (ROOT )?%?([\w.$-]+) = (.*)$", re.DOTALL)
 
 
@@ -61,6 +63,13 @@ class Module:
         """What a fusion computes; None for an instruction that is none."""
         return self.computations.get(i.attribute(r"calls=%?([\w.$-]+)") or "")
 
+    def within(self, computation: Computation) -> Iterator[tuple[Computation, Instruction]]:
+        """Every instruction of what a computation calls, down to the last, and where it stands."""
+        for i in computation.values():
+            yield computation, i
+            for name in re.findall(r"(?:calls=|called_computations=\{)%?([\w.$-]+)", i.rest):
+                yield from self.within(self.computations.get(name, {}))
+
 
 def buffers(type_: str) -> tuple[Buffer, ...]:
     """The arrays of a type, in order; those of a tuple flat."""
@@ -92,7 +101,7 @@ def parse(text: str) -> Module:
         if header:
             current = computations.setdefault(header.group(2), {})
             entry = header.group(2) if header.group(1) else entry
-        elif line == "}":
+        elif _END.match(line):
             close()
             current = None
         elif _LINE.match(line):

@@ -15,8 +15,9 @@ from spade_jax.policy import model
 from spade_jax.policy.model import ModelConfig
 from spade_jax.preflight import estimate
 from spade_jax.preflight.chips import GIB, Device
-from spade_jax.preflight.compiler import Facts, Part, Rates
+from spade_jax.preflight.compiler import Facts, Part
 from spade_jax.preflight.estimate import Iteration, Phase
+from spade_jax.preflight.schedule import Rates
 
 MFU = (
     "MFU = model FLOPs / (seconds x devices x published peak); model FLOPs = tokens x (6 x active "

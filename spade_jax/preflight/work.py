@@ -27,6 +27,7 @@ from spade_jax.preflight.hlo import (
 )
 
 RAGGED = "ragged-dot"  # how the compiler names its kernel for these products
+SPARSE = 'async_execution_thread="sparsecore"'
 COLLECTIVES = (
     *("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
     *("collective-permute", "collective-broadcast"),
@@ -54,7 +55,6 @@ class Sent:
     kind: str
     bytes: float
     group: int
-    hidden: bool  # it runs beside other instructions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,8 @@ class Work:
     """What one instruction does in a run of the program, on one device.
 
     `loop` numbers, in program order, the outermost loop around it whose trips are data; they are
-    counted once.
+    counted once. What begins here and runs `beside` later instructions is over when one of these,
+    which does nothing else, `waits` for the name.
     """
 
     name: str
@@ -72,6 +73,8 @@ class Work:
     sent: Sent | None = None
     loop: int | None = None
     kernel: str = ""  # of a custom kernel whose products nobody told
+    beside: bool = False
+    waits: str = ""
 
 
 # -- products ---------------------------------------------------------------------------------
@@ -256,12 +259,56 @@ def received(i: Instruction, of: Computation, kind: str, group: int) -> float:
     return given * share * (2 if kind == "all-reduce" else 1)
 
 
-def _sent(i: Instruction, of: Computation, hidden: bool) -> Sent | None:
-    kind = i.op.removesuffix("-start")
-    if kind not in COLLECTIVES:
-        return None
+def _sent(i: Instruction, of: Computation, scattered: bool = False) -> Sent:
+    """A collective; `scattered` is an all-reduce of which a device keeps its share only."""
+    kind = "reduce-scatter" if scattered else i.op.removesuffix("-start")
     group = group_size(i.rest) if "replica_groups" in i.rest else 2
-    return Sent(kind, received(i, of, kind, group), group, hidden or i.op.endswith("-start"))
+    return Sent(kind, received(i, of, kind, group), group)
+
+
+def _is_collective(i: Instruction) -> bool:
+    return i.op.removesuffix("-start") in COLLECTIVES
+
+
+# -- beside other instructions ----------------------------------------------------------------
+
+
+def _aside(module: Module, of: Computation, i: Instruction) -> tuple[float, Sent | None] | None:
+    """Bytes and collective of what begins here and runs by itself; None where nothing does.
+
+    What runs on the sparse cores is started first and given its operands by an update.
+    """
+    if i.op not in ("async-start", "async-update"):
+        return None
+    late = i.op == "async-update"
+    start = of[i.operands[0]] if late else i
+    inner = module.called(start)
+    if inner is None or not i.operands[late:]:
+        return None
+    for inside, each in module.within(inner):
+        if _is_collective(each):
+            return 0.0, _sent(each, inside)
+    return (_rows(inner), None) if SPARSE in start.rest else None
+
+
+def _rows(gather: Computation) -> float:
+    """Bytes of rows that are gathered, read and written, or scattered, and of their indices."""
+    given = [gather[name].buffers[0] for name in parameters(gather)]
+    indices = sum(b.bytes for b in given if b.dtype[0] in "su")
+    _, *updates = [b for b in given if b.dtype[0] not in "su"]
+    rows = updates or root(gather).buffers
+    return indices + (2 + len(updates)) * rows[0].bytes
+
+
+def _begun(of: Computation, i: Instruction) -> str:
+    """The name of what is over with this instruction; empty for others than ends."""
+    kind, dash, end = i.op.rpartition("-")
+    if end != "done" or not dash or kind not in ("async", *COLLECTIVES):
+        return ""
+    found = of.get(i.operands[0])
+    while found is not None and found.op == "async-update" and len(found.operands) == 1:
+        found = of.get(found.operands[0])
+    return found.name if found is not None else ""
 
 
 # -- the whole program ------------------------------------------------------------------------
@@ -273,12 +320,10 @@ def works(text: str, share: float = 1.0) -> list[Work]:
     `share` of the rows of a ragged product are in its groups, the others cost it nothing.
     """
     module = parse(text)
-    channels: collections.Counter[str] = collections.Counter()
-    for of in module.computations.values():
-        for i in of.values():
-            if i.op.removesuffix("-start") in COLLECTIVES:
-                channels[_channel(i)] += 1
-    found = list(_walk(module, module.entry, 1, 1, [None, 0], channels, set()))
+    channels = collections.Counter(
+        _channel(i) for of in module.computations.values() for i in of.values() if _is_collective(i)
+    )
+    found = list(_walk(module, module.entry, 1, 1, [None, 0], channels, {}))
     return [
         dataclasses.replace(w, flops=w.flops * share) if w.name.startswith(RAGGED) else w
         for w in found
@@ -313,13 +358,12 @@ def _walk(
     inner: int,
     at: list,
     channels: Mapping[str, int],
-    seen: set[str],
+    seen: dict[str, list[str]],
 ) -> Iterator[Work]:
     """The work of a computation that is run `times` times, in a loop of `inner` trips.
 
-    `at` is the loop of unknown length around it, if any, and the number of such loops so far. A
-    collective that runs beside other instructions stands in several fusions, by one channel; it
-    counts where it is `seen` first.
+    `at` is the loop of unknown length around it, if any, and the number of such loops so far;
+    `seen` are the instructions of each collective so far, by its channel, which is in `channels`.
     """
     of = module.computations[name]
     for i in of.values():
@@ -338,29 +382,49 @@ def _walk(
             ):
                 if called in module.computations:
                     yield from _walk(module, called, times, inner, at, channels, seen)
+        elif aside := _aside(module, of, i):
+            yield Work(i.name, times, 0.0, *aside, loop=at[0], beside=True)
+        elif begun := _begun(of, i):
+            yield Work(i.name, times, loop=at[0], waits=begun)
         else:
             moves = moved(module, of, i, inner)
-            flops, told, sent = _done(module, of, i, channels, seen)
-            yield Work(i.name, times, flops, moves, None, at[0], told)
-            for each in sent:
-                yield Work(i.name, times, sent=each, loop=at[0])
+            for each in _done(module, of, i, channels, seen):
+                own = not each.sent and not each.waits
+                yield dataclasses.replace(
+                    each, times=times, bytes=moves if own else 0.0, loop=at[0]
+                )
 
 
 def _done(
-    module: Module, of: Computation, i: Instruction, channels: Mapping[str, int], seen: set[str]
-) -> tuple[float, str, list[Sent]]:
-    """Products, a kernel that does not tell its own, and collectives of an instruction."""
-    flops, told, sent = 0.0, "", []
+    module: Module,
+    of: Computation,
+    i: Instruction,
+    channels: Mapping[str, int],
+    seen: dict[str, list[str]],
+) -> Iterator[Work]:
+    """The collectives that begin with an instruction, its own work, and those that it ends.
+
+    A collective that runs beside other instructions stands in several fusions, by one channel.
+    """
+    flops, told, ends = 0.0, "", []
+    scattered = "calls=%all-reduce-scatter" in i.rest
     for inside, each in _fused(module, of, i):
         if each.op in ("dot", "convolution"):
             flops += products(each, inside)
         elif _is_kernel(each) and "metadata" not in each.name:
             known = _kernel(each)
             flops, told = flops + (known or 0.0), told or ("" if known is not None else each.name)
-        elif each.op.removesuffix("-start") in COLLECTIVES and _channel(each) not in seen:
-            seen.add(_channel(each))
-            sent.append(_sent(each, inside, channels[_channel(each)] > 1))
-    return flops, told, sent
+        elif _is_collective(each):
+            count = channels[_channel(each)]
+            beside = seen.setdefault(_channel(each), [])
+            if not beside:
+                sent = _sent(each, inside, scattered)
+                yield Work(i.name, 1, sent=sent, beside=count > 1 or each.op.endswith("-start"))
+            beside.append(i.name)
+            if len(beside) == count > 1:
+                ends.append(beside[0])
+    yield Work(i.name, 1, flops, kernel=told)
+    yield from (Work(i.name, 1, waits=name) for name in ends)
 
 
 def _fused(
