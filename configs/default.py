@@ -20,6 +20,7 @@ def get_config() -> config_dict.ConfigDict:
     c.hosts = config_dict.ConfigDict()
     c.hosts.connect_seconds = 300.0  # in which all hosts of a run must have met
     c.hosts.heartbeat_seconds = 100  # without a sign of life of one, after which the others end
+    c.hosts.per_replica = 1  # neighbours that sample as one, where the chips of one hold no model
 
     c.model = config_dict.ConfigDict()
     c.model.path = ""  # a Hugging Face folder or a run's workdir; "" is the shipped policy
@@ -166,10 +167,10 @@ def get_config() -> config_dict.ConfigDict:
     c.play.mask_truncated = False  # True: truncated episodes leave the loss
 
     c.sampling = config_dict.ConfigDict()
-    c.sampling.slots = 192  # conversations side by side on a host, each with its key/value cache
+    c.sampling.slots = 192  # conversations side by side on a replica, each with its own cache
     c.sampling.block = 16  # tokens of each that are decoded before others may join
-    # Devices of a host among which its heads and experts are divided while it samples; both 0: on
-    # a single host as in mesh, on several heads and then experts among as many as can be.
+    # Devices of a replica among which heads and experts are divided while it samples; both 0: on a
+    # single host as in mesh, on several heads and then experts among as many as can be.
     c.sampling.tensor = 0
     c.sampling.expert = 0
 

@@ -57,6 +57,7 @@ RANGES: dict[str, Range] = {
     "mesh": Range(-1),
     "hosts.connect_seconds": POSITIVE,
     "hosts.heartbeat_seconds": COUNT,
+    "hosts.per_replica": COUNT,
     "model.max_loss": SHARE,
     "model.lora.rank": NOT_NEGATIVE,
     "model.lora.alpha": POSITIVE,

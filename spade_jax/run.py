@@ -149,16 +149,17 @@ def _on_mesh(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
 def replicas(
     c: config_dict.ConfigDict, model: ModelConfig, mesh: jax.sharding.Mesh
 ) -> sharding.Replicas | None:
-    """Where each host samples apart from the others; None: where it trains.
+    """Where `hosts.per_replica` hosts sample apart from the others; None: where it trains.
 
     A step of decoding reads nearly all weights, so they lie in as many pieces as can be.
     """
+    groups = sharding.by_replica(mesh, c.hosts.per_replica)
     if not (mesh.is_multi_process or c.sampling.tensor or c.sampling.expert):
         return None
-    devices = len(sharding.by_host(mesh)[0])
+    devices = len(groups[0])
     tensor = c.sampling.tensor or math.gcd(model.kv_heads, devices)
     expert = c.sampling.expert or math.gcd(model.experts or 1, devices // tensor)
-    return sharding.replicas(mesh, tensor, expert)
+    return sharding.replicas(groups, tensor, expert)
 
 
 def open_pool(c: config_dict.ConfigDict) -> list[Environment]:
@@ -395,7 +396,8 @@ def describe(run: Run) -> None:
     if mesh.size > 1:
         print("devices: " + _shape(mesh))
     if to := replicas(c, run.model, mesh):
-        print(f"sampling: on each of {to.all.shape['host']} hosts, {_shape(to.own)}")
+        of = f" of {c.hosts.per_replica} hosts" if c.hosts.per_replica > 1 else ""
+        print(f"sampling: on each of {to.all.shape['replica']} replicas{of}, {_shape(to.own)}")
     for rows, tokens in zip(c.learn.rows, c.learn.row_tokens, strict=True):
         divided = sharding.pieces(rows)
         all_of_them = mesh.size // mesh.shape["tensor"]

@@ -153,43 +153,53 @@ def fetch(tree: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Replicas:
-    """Meshes to sample on: the one of this host's devices, and all hosts' with an axis `host`."""
+    """Meshes to sample on: the one that this host is of, and all hosts' with an axis `replica`."""
 
     own: Mesh
     all: Mesh
 
 
-def replicas(mesh: Mesh, tensor: int, expert: int) -> Replicas:
-    """Meshes of each host's devices of `mesh`, on which `tensor` times `expert` hold a model.
+def replicas(groups: Sequence[Sequence[jax.Device]], tensor: int, expert: int) -> Replicas:
+    """Meshes of each of the groups of devices, on which `tensor` times `expert` hold a model.
 
     UsageError where the devices cannot be divided so.
     """
-    hosts = by_host(mesh)
-    n, parts = min(map(len, hosts)), tensor * expert
-    if n % parts or len(set(map(len, hosts))) > 1:
+    n, parts = min(map(len, groups)), tensor * expert
+    if n % parts or len(set(map(len, groups))) > 1:
         raise UsageError(
-            f"a host samples with {n} devices, which cannot hold a model in {parts} pieces (tensor "
-            f"{tensor}, expert {expert}); set --config.sampling.tensor and "
-            "--config.sampling.expert so that their product divides the devices of each host"
+            f"a replica samples with {n} devices, which cannot hold a model in {parts} pieces "
+            f"(tensor {tensor}, expert {expert}); set --config.sampling.tensor and "
+            "--config.sampling.expert so that their product divides the devices of each replica"
         )
     shape = {**dict.fromkeys(AXES, 1), "fsdp": n // parts, "tensor": tensor, "expert": expert}
-    meshes = [make_mesh(tuple(shape.values()), devices) for devices in hosts]
+    meshes = [make_mesh(tuple(shape.values()), devices) for devices in groups]
     types = (AxisType.Auto,) * (1 + len(AXES))
-    everywhere = Mesh(np.stack([m.devices for m in meshes]), ("host", *AXES), types)
-    own = next(m for m in meshes if m.devices.flat[0].process_index == jax.process_index())
+    everywhere = Mesh(np.stack([m.devices for m in meshes]), ("replica", *AXES), types)
+    here = jax.process_index()
+    own = next(m for m in meshes if here in {d.process_index for d in m.devices.flat})
     return Replicas(own, everywhere)
 
 
-def by_host(mesh: Mesh) -> list[list[jax.Device]]:
-    """The devices of each host, in order."""
-    hosts: dict[int, list[jax.Device]] = {}
-    for device in sorted(mesh.devices.flat, key=lambda d: (d.process_index, d.id)):
-        hosts.setdefault(device.process_index, []).append(device)
-    return list(hosts.values())
+def by_replica(mesh: Mesh, hosts: int) -> list[list[jax.Device]]:
+    """The devices of `mesh` in groups, those of so many neighbouring hosts together, in order.
+
+    UsageError where hosts are left over.
+    """
+    devices = sorted(mesh.devices.flat, key=lambda d: (d.process_index, d.id))
+    numbers = list(dict.fromkeys(d.process_index for d in devices))
+    if len(numbers) % hosts:
+        raise UsageError(
+            f"hosts.per_replica is {hosts}, but a run of {len(numbers)} hosts does not fall into "
+            f"groups of {hosts}; set --config.hosts.per_replica to a divisor of {len(numbers)}"
+        )
+    groups: list[list[jax.Device]] = [[] for _ in range(len(numbers) // hosts)]
+    for device in devices:
+        groups[numbers.index(device.process_index) // hosts].append(device)
+    return groups
 
 
 def replicate(params: Any, declared: Any, to: Replicas) -> Any:
-    """This host's own copy of parameters that lie on the devices of all; all hosts call it."""
+    """The own replica's copy of parameters that lie on the devices of all; all hosts call it."""
     copies = jax.device_put(params, parameters(declared, to.all, "sample"))
     return jax.tree.map(
         lambda a, s: jax.make_array_from_single_device_arrays(

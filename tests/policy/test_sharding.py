@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -112,16 +113,32 @@ def test_a_mesh_of_another_number_of_devices() -> None:
         sharding.make_mesh((1, 2, 1, 1))
 
 
+def test_neighbouring_hosts_form_a_replica() -> None:
+    """Four hosts of two devices; a mesh has them in any order."""
+    devices = [SimpleNamespace(id=n, process_index=n // 2) for n in (5, 0, 7, 2, 4, 1, 6, 3)]
+    mesh = SimpleNamespace(devices=np.array(devices, object).reshape(1, 2, 2, 2))
+
+    def groups(hosts: int) -> list[list[int]]:
+        return [[device.id for device in group] for group in sharding.by_replica(mesh, hosts)]
+
+    assert groups(1) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert groups(2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert groups(4) == [[*range(8)]]
+    with pytest.raises(UsageError, match="is 3, but a run of 4 hosts does not fall into groups"):
+        groups(3)
+
+
 def test_a_copy_to_sample_with() -> None:
     """Of one host with one device: as it was, on the mesh of the host's own devices."""
     params, mesh = random_params(SMALL), sharding.make_mesh()
     declared = model.declare(SMALL)
     trained = jax.device_put(params, sharding.parameters(declared, mesh, "train"))
-    to = sharding.replicas(mesh, 1, 1)
-    assert to.all.shape == {"host": 1, **to.own.shape} and to.own.size == 1
+    groups = sharding.by_replica(mesh, 1)
+    to = sharding.replicas(groups, 1, 1)
+    assert to.all.shape == {"replica": 1, **to.own.shape} and to.own.size == 1
     copy = sharding.replicate(trained, declared, to)
     for got, expected in zip(*map(jax.tree.leaves, (copy, params)), strict=True):
         assert got.sharding.mesh == to.own
         np.testing.assert_array_equal(got, expected)
     with pytest.raises(UsageError, match=r"with 1 devices, .* in 2 pieces \(tensor 2, expert 1\)"):
-        sharding.replicas(mesh, 2, 1)
+        sharding.replicas(groups, 2, 1)
