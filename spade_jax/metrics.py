@@ -218,14 +218,15 @@ class Progress:
         self,
         iterations: int,
         *,
-        start: int = 0,
         console: rich.console.Console | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._iterations = iterations
         self._console = console or rich.console.Console(highlight=False)
         self._clock = clock
-        self._marks = collections.deque([(start, clock())], maxlen=_TIME_WINDOW + 1)
+        self._marks: collections.deque[tuple[int, float]] = collections.deque(
+            maxlen=_TIME_WINDOW + 1
+        )
         self._rows: collections.deque[list[str]] = collections.deque(maxlen=_ROWS_SHOWN)
         self._stage = ""
         self._designs: collections.deque[rich.text.Text] = collections.deque(maxlen=_DESIGNS_SHOWN)
@@ -278,7 +279,7 @@ class Progress:
             yield rich.text.Text(f"now: {self._stage}", style="dim")
 
     def _time_left(self, done: int) -> str:
-        """From the mean duration of the last iterations."""
+        """From the mean duration of the last iterations, without the first, which compiles."""
         (first, began), (last, now) = self._marks[0], self._marks[-1]
         if last == first:
             return "-"

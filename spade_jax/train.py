@@ -276,7 +276,7 @@ def loop(
         hosts.only_first(
             record.open_journal, place.folder, first, c.log.episodes, spell
         ) as journal,
-        hosts.only_first(Progress, c.iterations, start=first) as progress,
+        hosts.only_first(Progress, c.iterations) as progress,
         tracing.Trace(place.folder / "profile", f"{place.name}/profile", profiled) as trace,
     ):
         if hosts.leads():

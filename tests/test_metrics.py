@@ -140,30 +140,33 @@ VALUES = {
 def test_plain_progress_is_one_line_an_iteration() -> None:
     out = io.StringIO()
     console = rich.console.Console(file=out, force_terminal=False, width=20)
-    clock = _clock(0.0, 10.0, 40.0)
-    with metrics.Progress(12, start=10, console=console, clock=clock) as progress:
+    clock = _clock(50.0, 60.0)
+    with metrics.Progress(12, console=console, clock=clock) as progress:
         progress.update(10, VALUES)
         progress.update(11, {**VALUES, "designer/valid_share": 0.75})
     assert out.getvalue().splitlines() == [
-        "iteration 11/12  success 45.7%  regret +0.125  valid -  tokens/s 12,346  left 0:00:10",
+        "iteration 11/12  success 45.7%  regret +0.125  valid -  tokens/s 12,346  left -",
         "iteration 12/12  success 45.7%  regret +0.125  valid 75.0%  tokens/s 12,346  left 0:00:00",
     ]
 
 
-def test_time_left_follows_the_last_iterations() -> None:
+def test_time_left_follows_the_last_iterations_and_never_the_first() -> None:
     out = io.StringIO()
     console = rich.console.Console(file=out, force_terminal=False)
-    times = [0.0, *(1000.0 + i for i in range(1, 41))]  # a slow first, then one a second
+    times = [1000.0, *(1003.0 + i for i in range(39))]  # one of 3 s, then one a second
     progress = metrics.Progress(140, console=console, clock=_clock(*times))
     for step in range(40):
         progress.update(step, VALUES)
-    assert out.getvalue().splitlines()[-1].endswith("left 0:01:40")
+    lines = out.getvalue().splitlines()
+    assert lines[0].endswith("left -")
+    assert lines[1].endswith("left 0:06:54")  # 138 of 3 s
+    assert lines[-1].endswith("left 0:01:40")
 
 
 def test_terminal_progress_is_a_live_table() -> None:
     out = io.StringIO()
     console = rich.console.Console(file=out, force_terminal=True, width=100)
-    with metrics.Progress(3, console=console, clock=_clock(0.0, 1.0, 2.0)) as progress:
+    with metrics.Progress(3, console=console, clock=_clock(1.0, 2.0)) as progress:
         progress.update(0, VALUES)
         progress.update(1, VALUES)
     text = out.getvalue()
@@ -182,7 +185,7 @@ def test_terminal_progress_shows_stage_and_designs() -> None:
         for code in codes
     ]
     verdicts = [Verdict(reason=Reason.ACCEPTED), Verdict(reason=Reason.EXTRACT)]
-    with metrics.Progress(3, console=console, clock=_clock(0.0, 1.0)) as progress:
+    with metrics.Progress(3, console=console, clock=_clock(1.0)) as progress:
         progress.designs(designs, verdicts)
         with progress.stage("iteration"), progress.stage("play"):
             progress.update(0, VALUES)
@@ -194,7 +197,7 @@ def test_terminal_progress_shows_stage_and_designs() -> None:
 def test_plain_progress_keeps_to_its_lines() -> None:
     out = io.StringIO()
     console = rich.console.Console(file=out, force_terminal=False)
-    with metrics.Progress(3, console=console, clock=_clock(0.0)) as progress:
+    with metrics.Progress(3, console=console, clock=_clock()) as progress:
         with progress.stage("play"):
             progress.designs([], [])
     assert out.getvalue() == ""
