@@ -52,7 +52,7 @@ def draw_tasks(run: Run, host: HostState) -> list[DesignTask]:
 def write_designs(run: Run, policy: Policy, tasks: Sequence[DesignTask]) -> list[Design]:
     """The policy's reply to every task."""
     c = run.config
-    return hosts.divide(
+    return run.divide(
         tasks,
         lambda own: designer.design(
             policy,
@@ -101,7 +101,7 @@ def judge_programs(
     verdicts = [verdict or next(left) for verdict in early]
     if c.judge.source == "none":
         return verdicts
-    return hosts.divide(
+    return run.divide(
         list(zip(designs, verdicts, strict=True)),
         lambda own: judge.review(
             run.judge or policy,
@@ -132,7 +132,7 @@ def repair(
     c, designs, verdicts = run.config, list(designs), list(verdicts)
     for _ in range(c.design.repair_turns):
         rejected = [i for i, verdict in enumerate(verdicts) if not verdict.accepted]
-        replies = hosts.divide(
+        replies = run.divide(
             [(designs[i], verdicts[i]) for i in rejected],
             lambda own: designer.repair(
                 policy,
@@ -274,7 +274,7 @@ def write_hints(run: Run, policy: Policy, host: HostState) -> tuple[HostState, i
     """A hint for each new environment, and how many got none: these have no hinted plays."""
     c = run.config
     new = [entry.environment for entry in host.pool if not entry.plain]
-    written = hosts.divide(
+    written = run.divide(
         new,
         lambda own: hints.write(
             run.hinter or policy,

@@ -1,9 +1,10 @@
 """Several hosts, one run: who does which share, what all learn of it, and failing together.
 
-Each host is a process with devices of its own. Between two updates hosts work apart; where they
-need what others have made, all of them call the same function of this module, in the same order.
-What one raises there, all raise. A run of one host goes through none of this: `divide` and the like
-then call their work and return.
+Each host is a process with devices of its own. Between two updates hosts work apart, or those of a
+replica as one; where they need what others have made, all of them call the same function of this
+module, in the same order. What one raises there, all raise, but for an OutOfStep, which ends its
+host and so the others. A run of one host goes through none of this: `divide` and the like then call
+their work and return.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from jax._src import cloud_tpu_init, distributed
 from jax.experimental import multihost_utils
 
 from spade_jax import __version__
+from spade_jax.policy.lockstep import OutOfStep
 from spade_jax.types import UsageError
 
 Item = TypeVar("Item")
@@ -245,16 +247,18 @@ def divide(
     work: Callable[[list[Item]], Sequence[Made]],
     kind: Any,
     by: Callable[[Item], Hashable] | None = None,
+    every: int = 1,
 ) -> list[Made]:
     """What `work` makes of the items, one thing of type `kind` each, every host doing a share.
 
     Items of one `by` go to the same host. The shares depend on the items alone, and what comes of
-    them is in the items' order.
+    them is in the items' order. Of each `every` neighbouring hosts the first does the share of all.
     """
     items = list(items)
     if count() == 1:
         return list(work(items))
-    owners = share([by(item) if by else i for i, item in enumerate(items)], count())
+    keys = [by(item) if by else i for i, item in enumerate(items)]
+    owners = [every * k for k in share(keys, count() // every)]
     own = [item for item, owner in zip(items, owners, strict=True) if owner == index()]
     parts = [iter(part) for part in _each(lambda: list(work(own)), list[kind])]
     return [next(parts[owner]) for owner in owners]
@@ -293,6 +297,8 @@ def _each(work: Callable[[], Made], kind: Any) -> list[Made]:
     failure, told = None, ("", "", None)
     try:
         told = ("", "", work())
+    except OutOfStep:
+        raise
     except Exception as error:
         failure = error
         told = ("usage" if isinstance(error, UsageError) else "other", str(error), None)
@@ -334,6 +340,38 @@ def _exchange(payload: bytes) -> list[bytes]:
     padded[: len(payload)] = np.frombuffer(payload, np.uint8)
     rows = multihost_utils.process_allgather(padded)
     return [row[:n].tobytes() for row, n in zip(rows, lengths, strict=True)]
+
+
+class Line:
+    """Messages from one host to some others, in their order; each of these has a line of its own.
+
+    They lie with the coordinator until all have read them, a chapter at a time.
+    """
+
+    CHAPTER = 32
+
+    def __init__(self, sender: int, readers: Sequence[int]) -> None:
+        self._name, self._readers = f"spade/line/{sender}", readers
+        self._count = 0
+
+    def send(self, message: bytes) -> None:
+        """Wait for nobody, but for those who have not read the chapter before the last one."""
+        chapter, place = divmod(self._count, self.CHAPTER)
+        if place == 0 and chapter > 1:
+            for k in self._readers:
+                _wait_for(f"{self._name}/{chapter - 2}/read/{k}")
+            _client().key_value_delete(f"{self._name}/{chapter - 2}")
+        _client().key_value_set_bytes(f"{self._name}/{chapter}/{place}", message)
+        self._count += 1
+
+    def receive(self) -> bytes:
+        """The next message, once it is there; ConnectionError where a host has failed meanwhile."""
+        chapter, place = divmod(self._count, self.CHAPTER)
+        message = _wait_for(f"{self._name}/{chapter}/{place}")
+        if place == self.CHAPTER - 1:
+            _client().key_value_set_bytes(f"{self._name}/{chapter}/read/{index()}", b"")
+        self._count += 1
+        return message
 
 
 def _wait_for(key: str) -> bytes:

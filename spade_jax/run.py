@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 import jax.monitoring
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from ml_collections import config_dict
 
-from spade_jax import host_memory, limits, weights
+from spade_jax import host_memory, hosts, limits, weights
 from spade_jax.config_rules import actor_only
 from spade_jax.design import fixed_pool, procedural
 from spade_jax.design.corpus import Corpus
@@ -28,7 +29,7 @@ from spade_jax.learn.learner import Learner, Settings
 from spade_jax.learn.step import LearnerState
 from spade_jax.metrics import Timer
 from spade_jax.policy import endpoint as endpoints
-from spade_jax.policy import hub, kernels, lora, sharding, templates
+from spade_jax.policy import hub, kernels, lockstep, lora, sharding, templates
 from spade_jax.policy.conversation import Policy
 from spade_jax.policy.endpoint import Endpoint
 from spade_jax.policy.model import ModelConfig, Params, count, declare, in_compute_dtype, merged
@@ -41,6 +42,9 @@ from spade_jax.types import (
     UsageError,
     Verdict,
 )
+
+Task = TypeVar("Task")
+Made = TypeVar("Made")
 
 LARGE = 10**10  # bytes of a checkpoint worth a word
 
@@ -78,6 +82,24 @@ class Run:
         self.sampler.load(own)
         return Policy(self.sampler, self.tokenizers[Role.AGENT], version=int(state.step))
 
+    def divide(
+        self,
+        items: Sequence[Task],
+        work: Callable[[list[Task]], Sequence[Made]],
+        kind: Any,
+        by: Callable[[Task], Hashable] | None = None,
+    ) -> list[Made]:
+        """`hosts.divide`, a share for each replica, of `work` that talks with the policy."""
+        lockstep.follow(self.sampler)
+        led = lockstep.leading(self.sampler, work)
+        return hosts.divide(items, led, kind, by, every=self.config.hosts.per_replica)
+
+    def lead(self, work: Callable[[], Made]) -> Made:
+        """`hosts.lead` of `work` that talks with the policy."""
+        if hosts.index() < self.config.hosts.per_replica:
+            lockstep.follow(self.sampler)
+        return hosts.lead(lockstep.leading(self.sampler, work))
+
     def designer(self, policy: Policy) -> Policy:
         """The policy in the designer's chat form, in which it also writes hints and judges."""
         agent, designer = self.tokenizers[Role.AGENT], self.tokenizers[Role.DESIGNER]
@@ -107,7 +129,7 @@ def _on_mesh(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
     learner, trained = new_learner(c, model, params, tx)
     to = replicas(c, model, jax.sharding.get_mesh())
     with jax.set_mesh(to.own) if to else contextlib.nullcontext():
-        sampler = Sampler(
+        sampler = sampler_class(c.hosts.per_replica)(
             params,
             model,
             slots=c.sampling.slots,
@@ -160,6 +182,17 @@ def replicas(
     tensor = c.sampling.tensor or math.gcd(model.kv_heads, devices)
     expert = c.sampling.expert or math.gcd(model.experts or 1, devices // tensor)
     return sharding.replicas(groups, tensor, expert)
+
+
+def sampler_class(hosts_each: int) -> Callable[..., Sampler]:
+    """What makes the sampler of a host: as one of a replica of several, it leads or follows."""
+    if hosts_each == 1:
+        return Sampler
+    leader = hosts.index() - hosts.index() % hosts_each
+    line = hosts.Line(leader, range(leader + 1, leader + hosts_each))
+    if hosts.index() == leader:
+        return functools.partial(lockstep.Leader, send=line.send)
+    return functools.partial(lockstep.Follower, receive=line.receive)
 
 
 def open_pool(c: config_dict.ConfigDict) -> list[Environment]:

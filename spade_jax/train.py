@@ -134,7 +134,7 @@ def play_pool(run: Run, policy: Policy, host: HostState) -> list[Episode]:
         for e, with_hint in playing
         for k in range(plain_and_hinted[with_hint][i])
     ]
-    return hosts.divide(
+    return run.divide(
         jobs,
         lambda own: play(
             policy,
@@ -161,7 +161,7 @@ def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Ma
     c, policy = run.config, run.policy(state.averaged())
     items = run_setup.held_out(run)
     with run.timer.stage("evaluate"):
-        episodes = hosts.divide(
+        episodes = run.divide(
             items,
             lambda own: heldout.play_held_out(
                 policy,
@@ -183,7 +183,7 @@ def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Ma
     hosts.lead(lambda: record.write_evaluation(workdir, iteration, items, episodes))
     with run.timer.stage("evaluate"):
         folder = workdir / "evaluation" / f"{iteration:06d}"
-        suites = hosts.lead(lambda: in_loop.evaluate(c, policy, folder))
+        suites = run.lead(lambda: in_loop.evaluate(c, policy, folder))
     return measures.of_evaluation(items, episodes) | suites
 
 

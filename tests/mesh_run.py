@@ -1,10 +1,10 @@
 """Run by test_mesh.py and test_many_hosts.py in a process with as many devices as they say.
 
-    python -m tests.mesh_run MODEL WORKDIR MESH UPDATES
+    python -m tests.mesh_run MODEL WORKDIR MESH UPDATES [HOSTS]
 
 Goes on from the newest checkpoint of WORKDIR, makes optimizer steps on fixed samples, saves, and
-prints where the parameters lie and what they are. Of several hosts, each asks the policy oftener
-than the one before it.
+prints where the parameters lie and what they are, and what the policy says after each step. So many
+HOSTS make a replica; the second one asks the policy three times as often as the first.
 """
 
 import json
@@ -20,6 +20,7 @@ from spade_jax import run as run_setup
 from spade_jax.checkpoint import Checkpoints, abstract
 from spade_jax.policy import sharding
 from spade_jax.policy.conversation import Budget, Policy, reply_each
+from spade_jax.run import Run
 from spade_jax.types import HostState, Message, Role, Sample, TokenRecord
 from tests import small_run
 
@@ -36,25 +37,31 @@ def samples(version: int) -> list[Sample]:
     return out
 
 
-def main(model: str, workdir: str, mesh: str, updates: str) -> None:
+def main(model: str, workdir: str, mesh: str, updates: str, per_replica: str = "1") -> None:
     where = hosts.find_place("", -1, -1)
     with hosts.joined(where, connect_seconds=60, heartbeat_seconds=20):
-        go_on(model, workdir, mesh, updates)
+        go_on(model, workdir, mesh, updates, per_replica)
 
 
-def go_on(model: str, workdir: str, mesh: str, updates: str) -> None:
+def go_on(model: str, workdir: str, mesh: str, updates: str, per_replica: str) -> None:
     fields = {"mesh": tuple(map(int, mesh.split("x"))), "learn__rows": (8,), "sampling__slots": 8}
     fields |= {"learn__role_norms": True, "learn__ema_decay": 0.5}
+    fields |= {"hosts__per_replica": int(per_replica)}
     c = small_run.run_config(Path(model), **fields)
     with run_setup.set_up(c) as (run, state), Checkpoints(Path(workdir), 2) as checkpoints:
         found = checkpoints.restore(abstract(state))
         if found:
             _, state, _ = found
         places = [leaf.sharding for leaf in jax.tree.leaves(state)]
+        said, asked = [], 0
         for _ in range(int(updates)):
+            run.sampler.rest()
             step = int(state.step)
             state, stats = run.learner.update(state, samples(step), random.Random(step))
             assert stats["learn/updates"] == 1, stats
+            policy = run.policy(state)
+            said.append(ask(run, policy, limits.play_rules(c).budget))
+            asked += policy.tokens_read
         for leaf, place in zip(jax.tree.leaves(state), places, strict=True):
             assert leaf.sharding.is_equivalent_to(place, leaf.ndim), (leaf.sharding, place)
         checkpoints.save(int(state.step), state, HostState(iteration=int(state.step)))
@@ -63,19 +70,23 @@ def go_on(model: str, workdir: str, mesh: str, updates: str) -> None:
             for leaf in jax.tree.leaves(state.params)
             if leaf.ndim > 2
         )
-        policy = run.policy(state)
-        for _ in range(1 + 2 * hosts.index()):
-            said = ask(policy, limits.play_rules(c).budget)
         params = [
             leaf.ravel()[:64].tolist() for leaf in sharding.fetch(jax.tree.leaves(state.params))
         ]
-        [said] = {tuple(each) for each in hosts.gather(said, list[str])}
-        told = {"params": params, "largest_share": whole, "said": said}
-        print(json.dumps(told | {"asked": policy.tokens_read}))
+        told = {"params": params, "largest_share": whole, "said": said, "asked": asked}
+        print(json.dumps(told))
 
 
-def ask(policy: Policy, budget: Budget) -> list[str]:
-    """What the policy says to a question in four random streams."""
+def ask(run: Run, policy: Policy, budget: Budget) -> list[str]:
+    """What the policy says to a question in four random streams, the same on all hosts."""
+    heard = run.divide(
+        [0, 1, 1, 1], lambda own: [ask_here(policy, budget) for _ in own], list[str], by=int
+    )
+    assert all(each == heard[0] for each in heard)
+    return heard[0]
+
+
+def ask_here(policy: Policy, budget: Budget) -> list[str]:
     dialogues = policy.converse()
     asked = [Message(role="user", content="Bees: what is 3 + 4?")]
     replies = reply_each(

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spade_jax import epoch
+from spade_jax import epoch, hosts
 from spade_jax.design import judge
 from spade_jax.envs import validation
 from spade_jax.policy import hub
@@ -32,9 +32,8 @@ def says(text: str) -> small_run.Scripted:
 
 
 def run_of(*fields: dict[str, object], **others: object) -> SimpleNamespace:
-    return SimpleNamespace(
-        config=small_run.configured("tiny", *fields), model=SMALL, sandbox=None, **others
-    )
+    c = small_run.configured("tiny", *fields)
+    return SimpleNamespace(config=c, model=SMALL, sandbox=None, divide=hosts.divide, **others)
 
 
 def design(slot: int, hint: str | None = None) -> Design:

@@ -3,14 +3,17 @@
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
 
+import jax
 import pytest
 
 from spade_jax import hosts
-from spade_jax.hosts import Place
+from spade_jax.hosts import Line, Place
+from spade_jax.policy.lockstep import OutOfStep
 from spade_jax.types import (
     Arm,
     Design,
@@ -94,6 +97,21 @@ def test_there_may_be_more_hosts_than_items(fleet: Fleet) -> None:
     assert fleet(2, lambda k: hosts.divide([], lambda own: list(own), int)) == [[], []]
 
 
+def test_the_first_host_of_a_replica_does_its_share(fleet: Fleet) -> None:
+    """Five items, four hosts, two of them a replica."""
+    done: dict[int, list[int]] = {}
+
+    def on_host(k: int) -> list[int]:
+        def work(own: list[int]) -> list[int]:
+            done[k] = own
+            return [-n for n in own]
+
+        return hosts.divide(range(5), work, int, every=2)
+
+    assert fleet(4, on_host) == [[0, -1, -2, -3, -4]] * 4
+    assert done == {0: [0, 2, 4], 1: [], 2: [1, 3], 3: []}
+
+
 def test_records_arrive_as_they_were(fleet: Fleet) -> None:
     tokens = TokenRecord().read((1, 2)).wrote((3,), (-0.1,), (-1 / 3,))
     task = DesignTask(
@@ -141,6 +159,69 @@ def test_where_one_host_raises_all_raise(fleet: Fleet) -> None:
     assert type(own) is ZeroDivisionError
     assert type(first) is type(third) is ConnectionError
     assert "host 1 failed: by zero" in str(first)
+
+
+def test_a_host_out_of_step_tells_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has to end: they do not wait for what it says, but in a program of their devices."""
+
+    def fails(own: list[int]) -> list[int]:
+        raise OutOfStep("no room")
+
+    monkeypatch.setattr(hosts, "count", lambda: 2)
+    monkeypatch.setattr(hosts, "_exchange", lambda payload: pytest.fail("it has told them"))
+    with pytest.raises(OutOfStep):
+        hosts.divide([1], fails, int)
+
+
+class Coordinator:
+    """The coordinator's store of keys."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+
+    def key_value_set_bytes(self, key: str, value: bytes) -> None:
+        assert key not in self.held
+        self.held[key] = value
+
+    def blocking_key_value_get_bytes(self, key: str, milliseconds: int) -> bytes:
+        if key not in self.held:
+            time.sleep(0.01)
+            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
+        return self.held[key]
+
+    def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
+        return [(key, text.decode()) for key, text in self.held.items() if key.startswith(folder)]
+
+    def key_value_delete(self, folder: str) -> None:
+        for key in [key for key in self.held if key.startswith(folder + "/")]:
+            del self.held[key]
+
+
+def test_a_line_of_messages(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All arrive at both readers, and at most two chapters of them lie with the coordinator."""
+    coordinator, held = Coordinator(), []
+    monkeypatch.setattr(hosts, "_client", lambda: coordinator)
+    messages = [str(n).encode() for n in range(5 * Line.CHAPTER)]
+
+    def on_host(k: int) -> list[bytes]:
+        line = Line(0, (1, 2))
+        if k:
+            return [line.receive() for _ in messages]
+        for message in messages:
+            line.send(message)
+            held.append(len(coordinator.held))
+        return messages
+
+    assert fleet(3, on_host) == [messages] * 3
+    assert max(held) <= 2 * (Line.CHAPTER + 2)
+
+
+def test_a_line_ends_where_a_host_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = Coordinator()
+    monkeypatch.setattr(hosts, "_client", lambda: coordinator)
+    coordinator.key_value_set_bytes("spade/failed/2", b"no room")
+    with pytest.raises(ConnectionError, match="host 2 failed: no room; see what it printed"):
+        Line(0, (1,)).receive()
 
 
 def test_host_0_leads(fleet: Fleet, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from ml_collections import config_dict
 
-from spade_jax import config, scoring, train
+from spade_jax import config, hosts, scoring, train
 from spade_jax.learn.advantages import ScoredDesign
 from spade_jax.learn.returns import episode_return
 from spade_jax.play.episodes import Job
@@ -163,7 +163,7 @@ def test_plays_of_each_arm(
     c = configured(play__plays=2, play__paired_plays=paired, hint__source="method")
     window = [(1.0, 0.0)] * played
     host = HostState(iteration=5, pool=(entry("a", *window), entry("b", *window)))
-    train.play_pool(SimpleNamespace(config=c, sandbox=None), None, host)
+    train.play_pool(SimpleNamespace(config=c, sandbox=None, divide=hosts.divide), None, host)
     seeds = {
         (e, arm): [j.seed for j in jobs if j.environment.id == e and j.arm is arm]
         for e in "ab"
@@ -182,7 +182,7 @@ def test_what_has_no_hint_needs_no_partners(monkeypatch: pytest.MonkeyPatch) -> 
     c = configured(play__plays=2, play__paired_plays=True, hint__source="self")
     told = dataclasses.replace(entry("a").environment, hint="Add.")
     host = HostState(pool=(PoolEntry(environment=told), entry("b")))
-    train.play_pool(SimpleNamespace(config=c, sandbox=None), None, host)
+    train.play_pool(SimpleNamespace(config=c, sandbox=None, divide=hosts.divide), None, host)
     played = collections.Counter((j.environment.id, j.arm) for j in jobs)
     assert played == {("a", Arm.PLAIN): 4, ("b", Arm.PLAIN): 2, ("a", Arm.HINTED): 4}
 

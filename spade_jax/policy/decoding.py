@@ -11,7 +11,7 @@ A few layers lie in arrays of their own, many in one array that is scanned over.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -212,6 +212,11 @@ def attend_in_place(
     return cached.join(parts).astype(q_R1HC.dtype).reshape(r, 1, h, size)
 
 
+def told(tree: Any) -> Any:
+    """What the host reads, on each device whole: none of it lies on other hosts' devices alone."""
+    return jax.tree.map(lambda a: sharding.constrain(a, (None,) * a.ndim), tree)
+
+
 class Replies(NamedTuple):
     """State of the replies of R rows, as integers and floats of the host's record."""
 
@@ -270,7 +275,7 @@ def prefill(
     x_RTD, new = advance(params, old, length_R, zeros, jnp.zeros((), jnp.int32), tokens_RT, c)
     last_RD = jnp.take_along_axis(x_RTD, (count_R - 1)[:, None, None], axis=1)[:, 0]
     drawn = _draw(params, last_RD, replies, jnp.zeros_like(count_R), c, truncated)
-    return new, drawn
+    return new, told(drawn)
 
 
 @functools.partial(jax.jit, static_argnames=("c", "columns", "stop_ids", "steps", "truncated"))
@@ -330,7 +335,7 @@ def decode(
         body,
         Loop(jnp.zeros((), jnp.int32), recent, token_R, active_R, nothing),
     )
-    return end.recent, end.out
+    return end.recent, told(end.out)
 
 
 @functools.partial(jax.jit, static_argnames=("columns",))

@@ -131,7 +131,10 @@ class Sampler:
         # What is written in one piece must fit behind the longest conversation.
         self.columns = self.context + max(block, WIDTHS[-1])
         check_memory(c, slots, self.columns, dtype)
-        self._empty = functools.partial(decoding.empty_cache, c, slots, self.columns, dtype)
+        # As a program, so that no device ever holds more than its own piece.
+        self._empty = jax.jit(
+            functools.partial(decoding.empty_cache, c, slots, self.columns, dtype)
+        )
         self._cache = self._empty()
         self._open: dict[int, _Slot] = {}
         self.work = Work()
@@ -178,10 +181,14 @@ class Sampler:
 
         The last of `ids` is never among them, so that there is something left to read.
         """
-        held = self._open[slot]
-        shared = min(common_prefix(held.cached, ids), len(ids) - 1)
-        held.cached, held.unread = held.cached[:shared], []
+        shared = min(common_prefix(self._open[slot].cached, ids), len(ids) - 1)
+        self.keep(slot, shared)
         return shared
+
+    def keep(self, slot: int, count: int) -> None:
+        """Forget what a slot holds but for its first `count` tokens in the cache."""
+        held = self._open[slot]
+        held.cached, held.unread = held.cached[:count], []
 
     def submit(
         self,
