@@ -28,8 +28,8 @@ from types import FrameType
 from absl import flags
 from ml_collections import config_dict
 
-from spade_jax import checkpoint, storage
 from spade_jax import config as configs
+from spade_jax import storage
 from spade_jax.program import config_name, printable, run_program
 from spade_jax.types import UsageError
 
@@ -65,6 +65,8 @@ class Job:
     @property
     def finished(self) -> bool:
         """Whether the run's last checkpoint is that of its last iteration."""
+        from spade_jax import checkpoint  # here, so that --help needs no JAX
+
         folder = self.workdir / "checkpoints"
         return folder.is_dir() and self.iterations in checkpoint.steps(folder)[0]
 

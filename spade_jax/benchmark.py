@@ -7,6 +7,15 @@ Times are medians, taken when two epochs have compiled what they need. Nothing i
 
 from __future__ import annotations
 
+from absl import flags
+
+from spade_jax.program import run_program
+
+if __name__ == "__main__":  # before all else, so that --help needs no JAX
+    flags.DEFINE_integer("epochs", 3, "Epochs of environments to measure.", lower_bound=1)
+    flags.DEFINE_bool("json", False, "Print one JSON object in place of the table.")
+    run_program("spade_jax.benchmark", config="tiny")
+
 import collections
 import dataclasses
 import json
@@ -21,7 +30,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from absl import flags
 from ml_collections import config_dict
 
 import spade_jax
@@ -36,7 +44,6 @@ from spade_jax.learn.step import LearnerState
 from spade_jax.measures import Made
 from spade_jax.policy.sampler import Sampler, Work
 from spade_jax.policy.sampling import Sampling
-from spade_jax.program import run_program
 from spade_jax.run import Run
 from spade_jax.types import Environment, HostState, Role, TokenRecord
 
@@ -379,9 +386,3 @@ def main() -> None:
         print(json.dumps({"machine": machine(), "figures": values}))
     else:
         print(f"{machine()}\n{table(figures)}")
-
-
-if __name__ == "__main__":
-    flags.DEFINE_integer("epochs", 3, "Epochs of environments to measure.", lower_bound=1)
-    flags.DEFINE_bool("json", False, "Print one JSON object in place of the table.")
-    run_program(main, config="tiny")

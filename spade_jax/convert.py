@@ -13,6 +13,16 @@ file of at most 5 GB.
 
 from __future__ import annotations
 
+from absl import flags
+
+from spade_jax.program import run_program
+
+if __name__ == "__main__":  # before all else, so that --help needs no JAX
+    flags.DEFINE_bool("json", False, "inspect: print one JSON object.")
+    flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "export: other than it is stored.")
+    flags.DEFINE_bool("adapter", False, "export: a run's adapters alone, as peft opens them.")
+    run_program("spade_jax.convert", files=True)
+
 import json
 import math
 import shutil
@@ -21,14 +31,12 @@ from typing import Any
 
 import jax
 import rich.box
-from absl import flags
 from rich.console import Console
 from rich.table import Table
 
 from spade_jax import host_memory, storage, weights
 from spade_jax.folder import EXPORTED
 from spade_jax.policy import hub, lora, model
-from spade_jax.program import run_program
 from spade_jax.types import UsageError
 from spade_jax.weights import Source
 
@@ -173,10 +181,3 @@ def main(arguments: list[str]) -> int:
         to_hugging_face(source, path, FLAGS.dtype)
     print(f"wrote {path}; peak host memory {host_memory.peak() / GB:.2f} GB")
     return 0
-
-
-if __name__ == "__main__":
-    flags.DEFINE_bool("json", False, "inspect: print one JSON object.")
-    flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "export: other than it is stored.")
-    flags.DEFINE_bool("adapter", False, "export: a run's adapters alone, as peft opens them.")
-    run_program(main, files=True)

@@ -12,9 +12,40 @@ evaluation that was stopped goes on where it was when the same command is given 
 
 from __future__ import annotations
 
+import functools
+
+from absl import flags
+
+from spade_jax.program import run_program
+from spade_jax.types import Arm
+
+if __name__ == "__main__":  # before all else, so that --help needs no JAX
+    whole = functools.partial(flags.DEFINE_integer, lower_bound=0)
+    flags.DEFINE_list("suite", [], "Suites to run, by name; none: heldout.")
+    flags.DEFINE_string("model", "", "Model folder or run, like model.path.")
+    flags.DEFINE_string("workdir", "", "A run, whose newest checkpoint is evaluated.")
+    flags.DEFINE_string("endpoint", "", "Address of an OpenAI-compatible server, up to /v1.")
+    flags.DEFINE_string("served_model", "", "Name of the model there.")
+    flags.DEFINE_string("key_variable", "", "Environment variable with the endpoints' API key.")
+    flags.DEFINE_string("user_endpoint", "", "Server of a model that acts users; else our own.")
+    flags.DEFINE_string("user_model", "", "Name of that model.")
+    flags.DEFINE_string("data", "", "File of a suite's items, or a folder with such files.")
+    flags.DEFINE_string("output", "", "Folder of the results; by default under runs/evaluations.")
+    whole("limit", 0, "Items of each group; 0: all.")
+    whole("k", 0, "Plays of each item; 0: as many as the suite says.")
+    whole("concurrency", 0, "Plays at once; 0: sampling.slots of the config.")
+    whole("reply_tokens", 0, "Most tokens of a reply; 0: as the suite says.")
+    whole("context", 0, "Most tokens of a conversation; 0: as the suite says.")
+    flags.DEFINE_float("temperature", None, "Instead of the suite's; 0 is greedy.")
+    flags.DEFINE_float("top_p", None, "Instead of the suite's.")
+    flags.DEFINE_integer("top_k", None, "Instead of the suite's; 0: all tokens.")
+    flags.DEFINE_float("min_p", None, "Instead of the suite's.")
+    flags.DEFINE_enum("arm", "plain", [str(arm) for arm in Arm], "Of heldout: with hints or not.")
+    flags.DEFINE_bool("csv", False, "Of compare: print CSV.")
+    run_program("spade_jax.evaluate", config="tiny", files=True)
+
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import re
 import time
@@ -23,7 +54,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from absl import flags
 from ml_collections import config_dict
 
 from spade_jax import limits, weights
@@ -42,8 +72,7 @@ from spade_jax.policy.conversation import Policy, Speaker
 from spade_jax.policy.endpoint import Endpoint
 from spade_jax.policy.model import declare, in_compute_dtype
 from spade_jax.policy.sampler import Sampler
-from spade_jax.program import run_program
-from spade_jax.types import Arm, Role, UsageError
+from spade_jax.types import Role, UsageError
 
 FLAGS = flags.FLAGS
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
@@ -255,33 +284,3 @@ def compare_files(files: Sequence[str]) -> int:
         print(compare.table(found))
         print(compare.row(found))
     return 0
-
-
-def define_flags() -> None:
-    whole = functools.partial(flags.DEFINE_integer, lower_bound=0)
-    flags.DEFINE_list("suite", [], "Suites to run, by name; none: heldout.")
-    flags.DEFINE_string("model", "", "Model folder or run, like model.path.")
-    flags.DEFINE_string("workdir", "", "A run, whose newest checkpoint is evaluated.")
-    flags.DEFINE_string("endpoint", "", "Address of an OpenAI-compatible server, up to /v1.")
-    flags.DEFINE_string("served_model", "", "Name of the model there.")
-    flags.DEFINE_string("key_variable", "", "Environment variable with the endpoints' API key.")
-    flags.DEFINE_string("user_endpoint", "", "Server of a model that acts users; else our own.")
-    flags.DEFINE_string("user_model", "", "Name of that model.")
-    flags.DEFINE_string("data", "", "File of a suite's items, or a folder with such files.")
-    flags.DEFINE_string("output", "", "Folder of the results; by default under runs/evaluations.")
-    whole("limit", 0, "Items of each group; 0: all.")
-    whole("k", 0, "Plays of each item; 0: as many as the suite says.")
-    whole("concurrency", 0, "Plays at once; 0: sampling.slots of the config.")
-    whole("reply_tokens", 0, "Most tokens of a reply; 0: as the suite says.")
-    whole("context", 0, "Most tokens of a conversation; 0: as the suite says.")
-    flags.DEFINE_float("temperature", None, "Instead of the suite's; 0 is greedy.")
-    flags.DEFINE_float("top_p", None, "Instead of the suite's.")
-    flags.DEFINE_integer("top_k", None, "Instead of the suite's; 0: all tokens.")
-    flags.DEFINE_float("min_p", None, "Instead of the suite's.")
-    flags.DEFINE_enum("arm", "plain", [str(arm) for arm in Arm], "Of heldout: with hints or not.")
-    flags.DEFINE_bool("csv", False, "Of compare: print CSV.")
-
-
-if __name__ == "__main__":
-    define_flags()
-    run_program(main, config="tiny", files=True)

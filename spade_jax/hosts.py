@@ -24,7 +24,6 @@ from typing import Any, NoReturn, TypeVar
 import jax
 import msgspec
 import numpy as np
-from absl import flags
 from jax._src import cloud_tpu_init, distributed
 from jax.experimental import multihost_utils
 
@@ -176,18 +175,6 @@ def _give_up(place: Place, seconds: float) -> NoReturn:
         flush=True,
     )
     os._exit(1)  # the main thread is in a call that nothing else ends
-
-
-def define_flags() -> None:
-    """The flags that say which host of a run this is."""
-    flags.DEFINE_string(
-        "coordinator",
-        "",
-        "With several hosts: ADDRESS:PORT of host 0, the same for all; auto: as the cluster says. "
-        "By default JAX_COORDINATOR_ADDRESS, and auto on Cloud TPU.",
-    )
-    flags.DEFINE_integer("hosts", -1, "Number of hosts; by default JAX_NUM_PROCESSES.")
-    flags.DEFINE_integer("host", -1, "This one of them, from 0; by default JAX_PROCESS_ID.")
 
 
 def check_alike(fields: Mapping[str, object]) -> None:

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 the work failed, 2 wrong usage, 70 a stage hung (HUNG), 75
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import sys
@@ -30,18 +31,21 @@ _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]+)")
 
 
 def run_program(
-    main: Callable[..., int | None],
+    main: Callable[..., int | None] | str,
     *,
     config: str | None = None,
-    check: Check = configs.check,
+    check: Check | None = configs.check,
     files: bool = False,
 ) -> NoReturn:
     """Parse the command line, run `main` and exit with what it returns.
 
+    A module's name in place of `main` stands for its `main`, and is imported when the command line
+    is parsed: so --help and mistakes need no JAX, which takes seconds to load.
     With `files`, arguments that are no flags are names of files: `main` is given their list. With
     `config`, the program takes `--config=NAME_OR_PATH` (that name by default) and
     `--config.group.field=VALUE`; `main` finds the config, which `check` has passed, in
-    `flags.FLAGS.config`. A UsageError, here or in `main`, is printed as one line and exits with 2.
+    `flags.FLAGS.config`; None leaves the check to it. A UsageError, here or in `main`, is printed
+    as one line and exits with 2.
     """
 
     def parse(argv: Sequence[str]) -> list[str]:
@@ -56,7 +60,8 @@ def run_program(
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # orbax and jax are talkative otherwise
         try:
-            return main(list(argv[1:])) if files else main()
+            work = importlib.import_module(main).main if isinstance(main, str) else main
+            return work(list(argv[1:])) if files else work()
         except UsageError as error:
             _exit_with_usage(error)
         except KeyboardInterrupt:
@@ -78,7 +83,7 @@ def parse_flags(
     argv: Sequence[str],
     config: str | None,
     flag_values: flags.FlagValues,
-    check: Check = configs.check,
+    check: Check | None = configs.check,
     files: bool = False,
 ) -> list[str]:
     """Parse `argv` (program name first) into `flag_values`, its `config` checked; the rest.
@@ -100,7 +105,7 @@ def parse_flags(
         raise UsageError(
             f"unexpected argument {rest[1]!r}; pass --flag=value (--help lists the flags)"
         )
-    if config is not None:
+    if config is not None and check is not None:
         check(flag_values.config)
     return rest
 

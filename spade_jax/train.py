@@ -11,6 +11,30 @@ JAX_COMPILATION_CACHE_DIR names, which may be a gs:// path.
 
 from __future__ import annotations
 
+from absl import flags
+
+from spade_jax.program import run_program
+
+if __name__ == "__main__":  # before all else, so that --help needs no JAX
+    flags.DEFINE_string(
+        "workdir", "runs/tiny", "Folder or gs:// path of everything the run writes."
+    )
+    flags.DEFINE_string(
+        "profile", "", "Iterations, counted from 0, such as 2-3: trace for xprof in the workdir."
+    )
+    flags.DEFINE_bool(
+        "export_hf", False, "At the end write the weights as Hugging Face files in the workdir."
+    )
+    flags.DEFINE_string(
+        "coordinator",
+        "",
+        "With several hosts: ADDRESS:PORT of host 0, the same for all; auto: as the cluster says. "
+        "By default JAX_COORDINATOR_ADDRESS, and auto on Cloud TPU.",
+    )
+    flags.DEFINE_integer("hosts", -1, "Number of hosts; by default JAX_NUM_PROCESSES.")
+    flags.DEFINE_integer("host", -1, "This one of them, from 0; by default JAX_PROCESS_ID.")
+    run_program("spade_jax.train", config="tiny")
+
 import contextlib
 import dataclasses
 import os
@@ -20,7 +44,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from absl import flags
 from ml_collections import config_dict
 
 from spade_jax import config as configs
@@ -47,7 +70,7 @@ from spade_jax.measures import Made
 from spade_jax.metrics import MetricsWriter, Progress, Value
 from spade_jax.play.episodes import Job, play, play_seed
 from spade_jax.policy.conversation import Policy
-from spade_jax.program import RESTART, run_program, warn
+from spade_jax.program import RESTART, warn
 from spade_jax.run import Run
 from spade_jax.trackers import open_trackers
 from spade_jax.types import (
@@ -352,17 +375,3 @@ def main() -> int:
             profiled=tracing.read_steps(FLAGS.profile),
             export_hf=FLAGS.export_hf,
         )
-
-
-if __name__ == "__main__":
-    flags.DEFINE_string(
-        "workdir", "runs/tiny", "Folder or gs:// path of everything the run writes."
-    )
-    flags.DEFINE_string(
-        "profile", "", "Iterations, counted from 0, such as 2-3: trace for xprof in the workdir."
-    )
-    flags.DEFINE_bool(
-        "export_hf", False, "At the end write the weights as Hugging Face files in the workdir."
-    )
-    hosts.define_flags()
-    run_program(main, config="tiny")

@@ -10,6 +10,14 @@ checkpoints, is reproducible from its seed, and ends with a table of what the po
 
 from __future__ import annotations
 
+from absl import flags
+
+from spade_jax.program import run_program
+
+if __name__ == "__main__":  # before all else, so that --help needs no JAX
+    flags.DEFINE_string("workdir", "runs/warmstart", "Folder of everything this program writes.")
+    run_program("spade_jax.warmstart", config="warmstart", check=None)
+
 import dataclasses
 import json
 import pathlib
@@ -20,7 +28,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import flags
 from ml_collections import config_dict
 from optax.contrib import MuonDimensionNumbers, muon
 
@@ -39,7 +46,6 @@ from spade_jax.policy import hub, model, tokenizer
 from spade_jax.policy.conversation import Budget, Policy
 from spade_jax.policy.model import ModelConfig
 from spade_jax.policy.sampler import Sampler
-from spade_jax.program import run_program
 from spade_jax.types import HostState, Message, Role, TokenRecord, UsageError
 
 FLAGS = flags.FLAGS
@@ -285,6 +291,7 @@ def check(c: config_dict.ConfigDict) -> None:
 
 def main() -> None:
     c = FLAGS.config
+    check(c)
     workdir = pathlib.Path(FLAGS.workdir)
     folder = workdir / "model"
     path = pathlib.Path(c.data.path) if c.data.path else workdir / "lessons.jsonl"
@@ -318,8 +325,3 @@ def main() -> None:
         )
         print(evaluate(c, Policy(sampler, chat), workdir))
     print(f"wrote {folder} after {(time.monotonic() - began) / 60:.1f} minutes")
-
-
-if __name__ == "__main__":
-    flags.DEFINE_string("workdir", "runs/warmstart", "Folder of everything this program writes.")
-    run_program(main, config="warmstart", check=check)

@@ -119,6 +119,51 @@ def test_types_and_envs_do_not_load_jax() -> None:
     )
 
 
+def test_importing_the_package_loads_nothing_else() -> None:
+    in_fresh_process(
+        "import sys\nbefore = set(sys.modules)\nimport spade_jax\n"
+        "new = set(sys.modules) - before\nassert new <= {'__future__', 'spade_jax'}, new"
+    )
+
+
+PROGRAMS = [
+    path
+    for path in (*MODULES, *(ROOT / "launch").glob("*.py"))
+    if "\n    run_program(" in path.read_text(encoding="utf-8")
+]
+# Each in a copy of a process that has loaded what all have in common.
+HELP = """
+import contextlib, io, os, runpy, sys
+import spade_jax.program
+
+def show(path):
+    sys.argv, said = [path, "--help"], io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, f"--help exits with {end.code}"
+    first = said.getvalue().partition(chr(10))[0]
+    assert first.endswith((".", "?")), f"--help begins with {first!r}"
+    loaded = DEVICE & sys.modules.keys()
+    assert not loaded, f"--help loads {loaded}"
+
+for path in PATHS:
+    child = os.fork()
+    if not child:
+        show(path)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, path
+"""
+
+
+def test_help_of_programs_loads_no_jax() -> None:
+    """It takes seconds to load, and a mistaken flag is to be answered at once."""
+    assert {PACKAGE / "train.py", ROOT / "launch" / "sweep.py"} <= set(PROGRAMS)
+    paths = [str(path) for path in PROGRAMS]
+    in_fresh_process(HELP.replace("DEVICE", repr(DEVICE)).replace("PATHS", repr(paths)))
+
+
 def test_importing_makes_no_jax_call() -> None:
     """Any computation at import would look for the platform, and there is none of this name."""
     modules = importable(MODULES)

@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import grain
-
 from spade_jax import storage, types
 from spade_jax.design import sources
 
@@ -52,6 +50,8 @@ class Corpus:
         self._before = array.array("Q", (row - i for i, row in enumerate(self._skipped)))
         if not len(self):
             raise types.UsageError(f"the corpus {self.path} holds no document: {sources.REMEDY}")
+        import grain  # here, since it loads orbax and with it JAX
+
         self._order = grain.MapDataset.range(len(self)).shuffle(seed=seed % 2**32)
 
     def __len__(self) -> int:

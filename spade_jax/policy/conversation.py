@@ -11,12 +11,14 @@ import collections
 import dataclasses
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from spade_jax.policy.sampler import Ids, Sampler
 from spade_jax.policy.sampling import Sampling
-from spade_jax.policy.tokenizer import ChatTokenizer
 from spade_jax.types import Generation, Message, StopReason, TokenRecord
+
+if TYPE_CHECKING:  # who talks by a protocol alone, as configs and reports do, needs no JAX
+    from spade_jax.policy.sampler import Ids, Sampler
+    from spade_jax.policy.tokenizer import ChatTokenizer
 
 STREAM_LIMIT = 2**32
 

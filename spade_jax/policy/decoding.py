@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from spade_jax.policy import cached, experts, model, sampling, sharding
+from spade_jax.policy import cached, drawing, experts, model, sharding
 from spade_jax.policy.kernels import choose
 from spade_jax.policy.model import UNROLLED, ModelConfig, Params
 
@@ -223,7 +223,7 @@ class Replies(NamedTuple):
     stream_RI: jax.Array  # uint32: names the random stream
     count_R: jax.Array  # int32: tokens sampled so far
     budget_R: jax.Array  # int32: most tokens; 0 leaves a row alone
-    how: sampling.Rows
+    how: drawing.Rows
 
 
 class Sampled(NamedTuple):
@@ -242,13 +242,13 @@ def _draw(
     count_R: jax.Array,
     c: ModelConfig,
     truncated: bool,
-) -> sampling.Draw:
+) -> drawing.Draw:
     """Token number `count_R` of every reply, from the last hidden vectors."""
     x_RD = model.rms_norm(x_RD, params["final_norm"], c.norm_eps)
-    keys_R = jax.vmap(sampling.stream_key)(replies.stream_RI)
+    keys_R = jax.vmap(drawing.stream_key)(replies.stream_RI)
     keys_R = jax.vmap(jax.random.fold_in)(keys_R, count_R)
     logits_RV = model.logits(params, x_RD, c)
-    return sampling.draw(logits_RV, keys_R, replies.how, truncated=truncated)
+    return drawing.draw(logits_RV, keys_R, replies.how, truncated=truncated)
 
 
 @functools.partial(jax.jit, static_argnames=("c", "columns", "truncated"))
@@ -264,7 +264,7 @@ def prefill(
     c: ModelConfig,
     columns: int,
     truncated: bool,
-) -> tuple[Cache, sampling.Draw]:
+) -> tuple[Cache, drawing.Draw]:
     """Keys and values of `count_R` tokens after each slot's `length_R`, and the token drawn next.
 
     `columns` is at least every length. Rows are padded on the right.

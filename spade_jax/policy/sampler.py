@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spade_jax.policy import decoding, sampling, sharding
+from spade_jax.policy import decoding, drawing, sampling, sharding
 from spade_jax.policy.decoding import Cache
 from spade_jax.policy.model import ModelConfig, Params
 from spade_jax.policy.sampling import Sampling
@@ -304,7 +304,7 @@ class Sampler:
             self._run(_groups(left, GROUP), self._prefill_group, self._note_first)
             left = [n for n in left if self._open[n].unread]
 
-    def _prefill_group(self, chosen: Sequence[int]) -> tuple[Cache, sampling.Draw]:
+    def _prefill_group(self, chosen: Sequence[int]) -> tuple[Cache, drawing.Draw]:
         slots = [self._open[n] for n in chosen]
         width = width_bucket(max(len(slot.unread) for slot in slots))
         tokens_RT = np.zeros((GROUP, width), np.int32)
@@ -327,7 +327,7 @@ class Sampler:
         )
         return new, jax.device_get(drawn)
 
-    def _note_first(self, chosen: Sequence[int], drawn: sampling.Draw) -> None:
+    def _note_first(self, chosen: Sequence[int], drawn: drawing.Draw) -> None:
         """Enter what `_prefill_group` has read, and first tokens where all has been read."""
         width = width_bucket(max(len(self._open[n].unread) for n in chosen))
         for row, n in enumerate(chosen):
@@ -437,7 +437,7 @@ def _replies(replies: Sequence[_Reply | None], rows: int) -> decoding.Replies:
                 top_k_R[row] = 1
             else:
                 top_p_R[row], top_k_R[row], min_p_R[row] = how.top_p, how.top_k, how.min_p
-    how = sampling.Rows(temperature_R, top_p_R, top_k_R, min_p_R)
+    how = drawing.Rows(temperature_R, top_p_R, top_k_R, min_p_R)
     return decoding.Replies(stream_RI, count_R, budget_R, how)
 
 

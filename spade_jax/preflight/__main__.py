@@ -9,6 +9,24 @@ does not, 2: wrong usage.
 
 from __future__ import annotations
 
+from absl import flags
+
+from spade_jax.program import run_program
+
+if __name__ == "__main__":  # before all else, so that --help needs no JAX
+    flags.DEFINE_string("topology", "v5p:4x4x4", "The slice: a chip and its shape.")
+    flags.DEFINE_bool("json", False, "Print one JSON object instead of tables.")
+    flags.DEFINE_bool("all_buckets", False, "Compile every prefill, not only the extremes.")
+    flags.DEFINE_list("only", [], "Programs to compile, by how their names begin; none: all.")
+    flags.DEFINE_float(
+        "length_share",
+        0.25,
+        "Mean length of conversations, as a share of the most they may have.",
+        lower_bound=0.001,
+        upper_bound=1.0,
+    )
+    run_program("spade_jax.preflight.__main__", config="games:qwen3_30b_a3b")
+
 import json
 import os
 import subprocess
@@ -18,7 +36,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from absl import flags
 from ml_collections import config_dict
 from rich.console import Console
 
@@ -28,7 +45,6 @@ from spade_jax.preflight import chips, compiler, estimate, programs, report
 from spade_jax.preflight.compiler import Facts, Part
 from spade_jax.preflight.report import Report, Slice
 from spade_jax.preflight.schedule import Rates
-from spade_jax.program import run_program
 from spade_jax.types import UsageError
 
 FLAGS = flags.FLAGS
@@ -134,18 +150,3 @@ def main() -> int:
         console = Console()
         report.show(made, console if console.is_terminal else Console(width=WIDTH))
     return 0 if made.fits else 1
-
-
-if __name__ == "__main__":
-    flags.DEFINE_string("topology", "v5p:4x4x4", "The slice: a chip and its shape.")
-    flags.DEFINE_bool("json", False, "Print one JSON object instead of tables.")
-    flags.DEFINE_bool("all_buckets", False, "Compile every prefill, not only the extremes.")
-    flags.DEFINE_list("only", [], "Programs to compile, by how their names begin; none: all.")
-    flags.DEFINE_float(
-        "length_share",
-        0.25,
-        "Mean length of conversations, as a share of the most they may have.",
-        lower_bound=0.001,
-        upper_bound=1.0,
-    )
-    run_program(main, config="games:qwen3_30b_a3b")

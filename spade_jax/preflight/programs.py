@@ -24,7 +24,7 @@ from spade_jax import limits
 from spade_jax import run as run_setup
 from spade_jax.learn import batching, learner, step
 from spade_jax.learn.batching import Rows
-from spade_jax.policy import conversation, decoding, hub, model, sampler, sampling, sharding
+from spade_jax.policy import conversation, decoding, drawing, hub, model, sampler, sharding
 from spade_jax.policy.model import ModelConfig, Params
 from spade_jax.types import UsageError
 
@@ -347,7 +347,7 @@ def _replies(count: int) -> decoding.Replies:
     def each(dtype: type, *more: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((count, *more), dtype)
 
-    how = sampling.Rows(each(jnp.float32), each(jnp.float32), each(jnp.int32), each(jnp.float32))
+    how = drawing.Rows(each(jnp.float32), each(jnp.float32), each(jnp.int32), each(jnp.float32))
     return decoding.Replies(each(jnp.uint32, length), each(jnp.int32), each(jnp.int32), how)
 
 

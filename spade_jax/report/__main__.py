@@ -1,7 +1,7 @@
 """A run, or several side by side, as one HTML file that opens from disk.
 
-python -m spade_jax.report runs/tiny
-python -m spade_jax.report runs/tiny-ablations --out=ablations.html --plot=ablations.png
+    python -m spade_jax.report runs/tiny
+    python -m spade_jax.report runs/tiny-ablations --out=ablations.html --plot=ablations.png
 
 A folder of runs, such as a sweep's, stands for all of its runs. Several are grouped by what their
 configs differ in, seeds apart, and their tables are printed as Markdown.

@@ -17,14 +17,9 @@ import socket
 import sys
 from pathlib import Path
 
-import jax.numpy as jnp
 from absl import flags
 
-from spade_jax import weights
-from spade_jax.policy.sampler import Sampler
-from spade_jax.policy.tokenizer import ChatTokenizer
 from spade_jax.program import run_program
-from spade_jax.serve.engine import Engine
 from spade_jax.types import UsageError
 
 FLAGS = flags.FLAGS
@@ -77,7 +72,13 @@ def address_of(sock: socket.socket) -> str:
 def main() -> int:
     if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
         raise UsageError("serving needs packages; run pip install -e '.[serve]' in the repository")
+    import jax.numpy as jnp  # here, so that --help needs no JAX
+
+    from spade_jax import weights
+    from spade_jax.policy.sampler import Sampler
+    from spade_jax.policy.tokenizer import ChatTokenizer
     from spade_jax.serve.app import Server, Service, make_app
+    from spade_jax.serve.engine import Engine
 
     key = read_key(FLAGS.api_key_file)
     sock = bind(FLAGS.host, FLAGS.port)

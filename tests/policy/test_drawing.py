@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spade_jax.policy import sampling
-from spade_jax.policy.sampling import Rows, Sampling
+from spade_jax.policy import drawing
+from spade_jax.policy.drawing import Rows
+from spade_jax.policy.sampling import Sampling
 
 N = 4000
 # Weights 8, 4, 2, 2 of 16 at four of 70 places, among which are the first and the last.
@@ -18,11 +19,11 @@ def rows(how: Sampling, n: int) -> Rows:
     return Rows(*(jnp.full((n,), v) for v in (how.temperature, how.top_p, how.top_k, how.min_p)))
 
 
-def draws(how: Sampling, *, weights: np.ndarray = WEIGHTS) -> sampling.Draw:
+def draws(how: Sampling, *, weights: np.ndarray = WEIGHTS) -> drawing.Draw:
     logits = np.full((N, 70), -1e9, np.float32)
     logits[:, PLACES] = np.log(weights)
     keys = jax.random.split(jax.random.key(3), N)
-    drawn = sampling.draw(jnp.asarray(logits), keys, rows(how, N), truncated=how.truncates)
+    drawn = drawing.draw(jnp.asarray(logits), keys, rows(how, N), truncated=how.truncates)
     return jax.tree.map(np.asarray, drawn)
 
 
@@ -68,7 +69,7 @@ def test_rows_are_sampled_each_in_its_way() -> None:
         jnp.array([0, 0, 2]),
         jnp.array([0.0, 0.0, 0.0]),
     )
-    kept = np.exp(sampling.truncate(jax.nn.log_softmax(logits), how))
+    kept = np.exp(drawing.truncate(jax.nn.log_softmax(logits), how))
     expected = [[1 / 7, 2 / 7, 4 / 7], [0, 0, 1], [0, 2 / 6, 4 / 6]]
     np.testing.assert_allclose(kept, expected, atol=1e-6)
 
@@ -76,7 +77,7 @@ def test_rows_are_sampled_each_in_its_way() -> None:
 def test_one_token_is_the_first_of_the_most_probable() -> None:
     logits = jnp.log(jnp.array([[1.0, 4.0, 2.0, 4.0]] * 64))
     keys = jax.vmap(jax.random.key)(jnp.arange(64))
-    drawn = sampling.draw(logits, keys, rows(Sampling(top_k=1), 64), truncated=True)
+    drawn = drawing.draw(logits, keys, rows(Sampling(top_k=1), 64), truncated=True)
     assert drawn.token_B.tolist() == [1] * 64 and drawn.behaviour_B.tolist() == [0.0] * 64
     assert Sampling(temperature=0).greedy and Sampling(temperature=0.001).truncates
     assert not Sampling(temperature=0.5, top_k=2).greedy
@@ -90,7 +91,7 @@ def test_without_truncation_both_log_probabilities_are_one() -> None:
 @pytest.mark.parametrize("entries", [1, 2, 3, 16, 17, 1023])
 def test_every_entry_can_be_drawn_and_none_beyond(entries: int) -> None:
     keys = jax.random.split(jax.random.key(0), 20 * entries)
-    drawn = sampling.categorical(jnp.ones((len(keys), entries)), keys)
+    drawn = drawing.categorical(jnp.ones((len(keys), entries)), keys)
     counts = np.bincount(drawn, minlength=entries)
     assert len(counts) == entries and drawn.dtype == jnp.int32
     assert counts.min() > 0  # 20 are expected of each: missing one has odds of 2e-9 an entry
@@ -99,9 +100,9 @@ def test_every_entry_can_be_drawn_and_none_beyond(entries: int) -> None:
 def test_a_uniform_number_of_nearly_one_finds_a_weight() -> None:
     p = jnp.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
     top = jnp.full((3,), np.nextafter(np.float32(1), np.float32(0)))
-    assert sampling.invert(p, top).tolist() == [1, 1, 0]
-    assert sampling.invert(p, jnp.ones((3,))).tolist() == [1, 1, 0]
-    assert sampling.invert(p, jnp.zeros((3,))).tolist() == [0, 1, 0]
+    assert drawing.invert(p, top).tolist() == [1, 1, 0]
+    assert drawing.invert(p, jnp.ones((3,))).tolist() == [1, 1, 0]
+    assert drawing.invert(p, jnp.zeros((3,))).tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize(
