@@ -6,8 +6,9 @@ import pytest
 from ml_collections import config_dict
 
 from spade_jax.policy.model import ModelConfig
-from spade_jax.preflight import compiler, estimate, work
-from spade_jax.preflight.compiler import Facts, Part, Rates
+from spade_jax.preflight import compiler, estimate, schedule, work
+from spade_jax.preflight.compiler import Facts, Part
+from spade_jax.preflight.schedule import Rates
 from tests import small_run
 
 RESIDENTS = {"parameters": 10, "optimizer": 20, "reference": 0, "sampling copy": 5, "cache": 40}
@@ -139,20 +140,37 @@ def test_an_iteration_of_which_a_program_is_not_known(c: config_dict.ConfigDict)
     assert (made.sample_s, made.learn_s, made.seconds, made.mfu) == (None, None, None, None)
 
 
+RATE = Rates(flops=10.0, bandwidth=5.0, link=4.0)  # link: on one axis of the torus
+PRODUCT, SWEEP = work.Work("a", 3, flops=20.0, bytes=5.0), work.Work("b", 1, bytes=20.0)
+BUSY = 3 * 2.0 + 4.0
+
+
+def seconds(*works: work.Work, topology: str = "v5p:4x4x4") -> tuple[float, float]:
+    return schedule.seconds(works, RATE, topology)
+
+
 def test_seconds_are_the_larger_of_products_and_bytes_with_the_links_on_top() -> None:
-    """Rates of 10 products, 5 bytes and, on an axis of the torus, 4 bytes a second."""
-    rate = Rates(flops=10.0, bandwidth=5.0, link=4.0)
-    product, sweep = work.Work("a", 3, flops=20.0, bytes=5.0), work.Work("b", 1, bytes=20.0)
-    busy = 3 * 2.0 + 4.0
-    assert compiler.seconds([product, sweep], rate, "v5p:4x4x4") == (busy, busy)
-    gather = work.Work("c", 2, sent=work.Sent("all-gather", 8.0, 4, False))  # along one axis
-    wide = work.Work("d", 2, sent=work.Sent("all-gather", 8.0, 16, False))  # along two
-    hidden = work.Work("e", 2, sent=work.Sent("all-gather", 8.0, 4, True))
-    assert compiler.seconds([product, sweep, gather], rate, "v5p:4x4x4") == (busy + 4.0, busy)
-    assert compiler.seconds([product, sweep, wide], rate, "v5p:4x4x4") == (busy + 2.0, busy)
-    assert compiler.seconds([product, sweep, wide], rate, "v5e:16x16") == (busy + 4.0, busy)
-    assert compiler.seconds([product, sweep, hidden], rate, "v5p:4x4x4") == (busy, busy)
-    assert compiler.seconds([sweep, hidden, gather], rate, "v5p:4x4x4") == (8.0, 8.0)
+    gather = work.Work("c", 2, sent=work.Sent("all-gather", 8.0, 4))  # along one axis: 2 s each
+    wide = work.Work("d", 2, sent=work.Sent("all-gather", 8.0, 16))  # along two
+    assert seconds(PRODUCT, SWEEP) == (BUSY, BUSY)
+    assert seconds(PRODUCT, SWEEP, gather) == (BUSY + 4.0, BUSY)
+    assert seconds(PRODUCT, SWEEP, wide) == (BUSY + 2.0, BUSY)
+    assert seconds(PRODUCT, SWEEP, wide, topology="v5e:16x16") == (BUSY + 4.0, BUSY)
+    assert seconds() == (0.0, 0.0)
+
+
+def test_what_runs_beside_the_rest_costs_what_is_waited_for() -> None:
+    """A collective of 4 s, and rows of 3 s on the sparse cores, neither of which waits for it."""
+    gather = work.Work("c", 2, sent=work.Sent("all-gather", 8.0, 4), beside=True)
+    rows = work.Work("r", 1, bytes=15.0, beside=True)
+    until, picked = work.Work("x", 1, waits="c"), work.Work("y", 1, waits="r")
+    assert seconds(gather, PRODUCT, until, SWEEP) == (BUSY, BUSY)  # 6 s hide it
+    assert seconds(gather, until, PRODUCT, SWEEP) == (BUSY + 4.0, BUSY)
+    assert seconds(gather, SWEEP, rows, picked, until) == (4.0 + 3.0, 4.0)
+    assert seconds(gather, rows, picked, until, SWEEP) == (4.0 + 4.0, 4.0)
+    second = work.Work("d", 1, sent=work.Sent("all-gather", 8.0, 4))
+    assert seconds(gather, second, SWEEP) == (4.0 + 2.0 + 4.0, 6.0)  # one after the other
+    assert seconds(SWEEP, gather) == (8.0, 4.0)  # nobody waits for it, but it has to end
 
 
 def test_loops_are_known_by_the_rows_they_are_over() -> None:

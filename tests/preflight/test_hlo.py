@@ -54,12 +54,12 @@ def doing(text: str) -> list[Work]:
 
 def test_a_loop_counts_by_its_trips() -> None:
     """48 layers: one layer's weight is read of the stack, the result stays on the chip."""
-    product, summed, sent = (
+    product, sent, summed = (
         w for w in work.works(LOOP) if w.times == 48 and w.name in ("y", "sum")
     )
     read = 2 * 256 * 512 + 4 + 2 * 64 * 256  # a weight, the counter and the input
     assert product == Work("y", 48, flops=2.0 * 64 * 256 * 512, bytes=read)
-    assert (summed.bytes, sent.sent) == (0.0, Sent("all-reduce", 2 * 64 * 512 * 2 / 2, 2, False))
+    assert (summed.bytes, sent.sent) == (0.0, Sent("all-reduce", 2 * 64 * 512 * 2 / 2, 2))
     assert sum(w.times * w.flops for w in doing(LOOP)) == 48 * 2 * 64 * 256 * 512
 
 
@@ -223,7 +223,7 @@ def test_collectives(line: str, kind: str, bytes_: float, group: int) -> None:
         "ENTRY %c (a: f32[100]) -> f32[100] {\n  %a = f32[100]{0} parameter(0)\n"
         f"  ROOT %r = f32[100]{{0}} {line}\n}}\n"
     )
-    assert [w.sent for w in work.works(text) if w.sent] == [Sent(kind, bytes_, group, False)]
+    assert [w.sent for w in work.works(text) if w.sent] == [Sent(kind, bytes_, group)]
 
 
 def test_a_collective_beside_other_work_counts_once() -> None:
@@ -244,7 +244,77 @@ def test_a_collective_beside_other_work_counts_once() -> None:
         f"{fusions}\nENTRY %c (a: f32[100]) -> f32[100] {{\n  %a = f32[100]{{0}} parameter(0)\n"
         f"{calls}\n}}\n"
     )
-    assert [w.sent for w in work.works(text) if w.sent] == [Sent("all-gather", 1200.0, 4, True)]
+    begun, *fused, over = (w for w in work.works(text) if w.name != "a")
+    assert begun == Work("r0", 1, sent=Sent("all-gather", 1200.0, 4), beside=True)
+    assert [w.name for w in fused] == ["r0", "r1", "r2"]
+    assert over == Work("r2", 1, waits="r0")
+
+
+SPARSE = """
+%offloaded (param_0: f32[100]) -> f32[400] {
+  %param_0 = f32[100]{0} parameter(0)
+  %given = (f32[100]{0}) tuple(%param_0)
+  %own = f32[100]{0} get-tuple-element(%given), index=0
+  ROOT %gather = f32[400]{0} all-gather(%own), channel_id=4, replica_groups=mesh['x'=16,'y'=4] {'y'}, dimensions={0}
+}, execution_thread="sparsecore"
+
+%async (param_1: f32[100]) -> f32[400] {
+  %param_1 = f32[100]{0} parameter(0)
+  ROOT %call = f32[400]{0} custom-call(%param_1), custom_call_target="x", called_computations={%offloaded}
+}, execution_thread="sparsecore"
+
+%rows (param_2: bf16[64,8], param_3: s32[20]) -> bf16[20,8] {
+  %param_2 = bf16[64,8]{1,0} parameter(0)
+  %param_3 = s32[20]{0} parameter(1)
+  ROOT %call.1 = bf16[20,8]{1,0} custom-call(%param_2, %param_3), custom_call_target="x"
+}, execution_thread="sparsecore"
+
+%added (param_4: f32[64], param_5: s32[20], param_6: f32[20]) -> f32[64] {
+  %param_4 = f32[64]{0} parameter(0)
+  %param_5 = s32[20]{0} parameter(1)
+  %param_6 = f32[20]{0} parameter(2)
+  ROOT %call.2 = f32[64]{0} custom-call(%param_4, %param_5, %param_6), custom_call_target="x"
+}, execution_thread="sparsecore"
+
+ENTRY %main (a: f32[100], t: bf16[64,8], i: s32[20], s: f32[64], u: f32[20]) -> f32[400] {
+  %a = f32[100]{0} parameter(0)
+  %t = bf16[64,8]{1,0} parameter(1)
+  %i = s32[20]{0} parameter(2)
+  %s = f32[64]{0} parameter(3)
+  %u = f32[20]{0} parameter(4)
+  %start = ((), (), s32[8192]{0}) async-start(), async_execution_thread="sparsecore", calls=%async
+  %update = ((f32[100]{0}), f32[400]{0}, s32[8192]{0}) async-update(%start, %a), output_to_operand_aliasing={}
+  %start.1 = ((bf16[64,8]{1,0}, s32[20]{0}), bf16[20,8]{1,0}) async-start(%t, %i), async_execution_thread="sparsecore", calls=%rows
+  %start.2 = ((f32[64]{0}, s32[20]{0}, f32[20]{0}), f32[64]{0}) async-start(%s, %i, %u), async_execution_thread="sparsecore", calls=%added
+  %sum = f32[100]{0} add(%a, %a)
+  %picked = bf16[20,8]{1,0} async-done(%start.1)
+  ROOT %all = f32[400]{0} async-done(%update)
+}
+"""  # noqa: E501
+
+
+def test_what_sparse_cores_do_runs_beside_the_rest_until_it_is_waited_for() -> None:
+    """A collective is started, gets its operand and ends; rows are read and written, or added."""
+    found = [w for w in work.works(SPARSE) if w.beside or w.waits]
+    assert found == [
+        Work("update", 1, sent=Sent("all-gather", 400.0 * 3, 4), beside=True),
+        Work("start.1", 1, bytes=2 * 20 * 8 * 2 + 4 * 20, beside=True),
+        Work("start.2", 1, bytes=3 * 4 * 20 + 4 * 20, beside=True),
+        Work("picked", 1, waits="start.1"),
+        Work("all", 1, waits="update"),
+    ]
+    assert [w.bytes for w in work.works(SPARSE) if w.name in ("start", "sum")] == [0.0, 3 * 400.0]
+
+
+def test_a_sum_of_which_each_keeps_its_share_is_a_reduce_scatter() -> None:
+    text = (
+        "%all-reduce-scatter.1 (p: f32[400]) -> f32[100] {\n  %p = f32[400]{0} parameter(0)\n"
+        "  %sum = f32[400]{0} all-reduce(%p), channel_id=2, replica_groups=[2,4]<=[8]\n"
+        "  ROOT %own = f32[100]{0} dynamic-slice(%sum)\n}\n\n"
+        "ENTRY %c (a: f32[400]) -> f32[100] {\n  %a = f32[400]{0} parameter(0)\n"
+        "  ROOT %r = f32[100]{0} fusion(%a), kind=kCustom, calls=%all-reduce-scatter.1\n}\n"
+    )
+    assert [w.sent for w in work.works(text) if w.sent] == [Sent("reduce-scatter", 1200.0, 4)]
 
 
 COST = 'backend_config={"cost_estimate":{"flops":"7","bytes_accessed":"9"}}'
