@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from spade_jax import config as configs
+from spade_jax import tpu
 from spade_jax.types import UsageError
 
 # Exit codes, named after EX_SOFTWARE and EX_TEMPFAIL of sysexits.h.
@@ -59,6 +60,7 @@ def run_program(
     def run(argv: Sequence[str]) -> int | None:
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # orbax and jax are talkative otherwise
+        tpu.set_options()
         try:
             work = importlib.import_module(main).main if isinstance(main, str) else main
             return work(list(argv[1:])) if files else work()

@@ -127,7 +127,7 @@ def preflight(c: config_dict.ConfigDict, topology: str, share: float, **request:
             c,
             s.model,
             facts,
-            hosts=s.hosts,
+            replicas=s.replicas,
             devices=s.devices,
             peak=device.flops,
             share=share,

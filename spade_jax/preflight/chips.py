@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 import re
 
 import jax
@@ -89,14 +90,22 @@ def check_compiler() -> None:
         )
 
 
-def host(topology: str) -> str:
-    """The topology of one host of a slice by itself.
+def part(topology: str, hosts: int = 1) -> str:
+    """The topology of so many neighbouring hosts of a slice, by themselves.
 
-    The compiler takes no program for some of a v5e's or v6e's devices, as a host's own would be.
+    The compiler takes no program for some of a v5e's or v6e's devices, as their own would be.
     """
     kind, sides = read(topology)
-    most = (2, 2, 1)[: len(sides)]
-    return f"{kind}:{'x'.join(str(min(n, m)) for n, m in zip(sides, most, strict=True))}"
+    one = [min(n, most) for n, most in zip(sides, (2, 2, 1), strict=False)]
+    if hosts == 1:
+        return f"{kind}:{'x'.join(map(str, one))}"
+    for shape in CHIPS[kind].shapes:
+        if math.prod(map(int, shape.split("x"))) == hosts * math.prod(one):
+            return f"{kind}:{shape}"
+    raise UsageError(
+        f"hosts.per_replica is {hosts}, but no slice of {kind} has so many hosts; take a power of "
+        "two"
+    )
 
 
 def devices(topology: str) -> list[jax.Device]:

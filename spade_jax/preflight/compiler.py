@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib.metadata
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from pathlib import Path
 import jax
 
 from spade_jax import config as configs
+from spade_jax import tpu
 from spade_jax.preflight import chips, hlo, programs, schedule, work
 from spade_jax.preflight.programs import Program
 from spade_jax.preflight.schedule import Rates
@@ -247,16 +249,18 @@ def _written(folder: Path) -> tuple[str, int, list[tuple[int, str]]]:
 
 def answers(request: Request) -> Iterator[dict[str, object]]:
     """What is said of the request: the slice and what stays resident, then each program."""
-    devices, host = chips.devices(request.topology), chips.devices(chips.host(request.topology))
-    rate = schedule.rates(host, request.topology)
     c = configs.load(request.config)
-    a = programs.lay_out(c, programs.sizes(c.model.path), devices, host)
+    devices = chips.devices(request.topology)
+    apart = chips.devices(chips.part(request.topology, c.hosts.per_replica))
+    rate = schedule.rates(apart, request.topology)
+    a = programs.lay_out(c, programs.sizes(c.model.path), devices, apart)
     own, held = programs.learning(a), programs.cache(a)
     yield {
+        "compiler": f"libtpu {importlib.metadata.version('libtpu')}",
         "devices": len(devices),
         "mesh": dict(a.mesh.shape),
         "sampling_mesh": dict(a.sampling.shape),
-        "hosts": a.hosts,
+        "replicas": a.replicas,
         "context": programs.context(a),
         "residents": programs.residents(a, own, held),
         "model": dataclasses.asdict(a.model),
@@ -276,6 +280,7 @@ def main() -> None:
     with nothing but `failed`."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libtpu says shall not come between
+    tpu.set_options()
     request = Request(**json.loads(Path(sys.argv[1]).read_text()))
     try:
         for answer in answers(request):

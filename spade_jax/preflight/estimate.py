@@ -154,7 +154,7 @@ def iteration(
     m: ModelConfig,
     facts: Sequence[Facts],
     *,
-    hosts: int,
+    replicas: int,
     devices: int,
     peak: float,
     share: float,
@@ -167,7 +167,7 @@ def iteration(
     episode, design = share * c.play.context, share * c.design.max_tokens
     plain, hinted = envs * c.play.plays, envs * c.play.hint_plays
     designs = 0 if actor_only(c) else envs
-    seats = hosts * c.sampling.slots
+    seats = replicas * c.sampling.slots
     rounds = (every - 1) * math.ceil(plain / seats) + math.ceil((plain + hinted) / seats)
     steps = (rounds * episode + math.ceil(designs / seats) * design) / every
     learned = designs / every if c.learn.train_designer else 0.0

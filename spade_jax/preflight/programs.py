@@ -35,14 +35,14 @@ Tree = Any  # of jax.ShapeDtypeStruct
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A run on a slice: where it trains, and where each of its `hosts` samples, as one or apart."""
+    """A run on a slice: where it trains, and where its `replicas` sample, as one or apart."""
 
     config: config_dict.ConfigDict
     model: ModelConfig
     mesh: Mesh
-    sampling: Mesh  # of one host that samples by itself, or of all
-    spread: Mesh  # of all hosts, for the copy of the weights to them
-    hosts: int  # that sample apart from one another
+    sampling: Mesh  # of one replica
+    spread: Mesh  # of all, for the copy of the weights to them
+    replicas: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +95,9 @@ def lay_out(
     c: config_dict.ConfigDict,
     m: ModelConfig,
     devices: Sequence[jax.Device],
-    host: Sequence[jax.Device],
+    apart: Sequence[jax.Device],
 ) -> Layout:
-    """The run on these devices; `host` are those of one host as a slice of its own.
+    """The run on these devices; `apart` are those of one replica as a slice of its own.
 
     Raises UsageError for a mesh that divides neither devices nor heads nor experts.
     """
@@ -111,7 +111,7 @@ def lay_out(
     # theirs for it in the same way.
     shape = to.all.devices.shape
     spread = Mesh(mesh.devices.reshape(shape), to.all.axis_names, axis_types=to.all.axis_types)
-    return Layout(c, m, mesh, sharding.make_mesh(shape[1:], host), spread, shape[0])
+    return Layout(c, m, mesh, sharding.make_mesh(shape[1:], apart), spread, shape[0])
 
 
 def check_mesh(m: ModelConfig, mesh: Mesh, field: str) -> None:

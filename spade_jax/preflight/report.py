@@ -40,10 +40,11 @@ class Slice:
     config: config_dict.ConfigDict
     topology: str
     device: Device
+    compiler: str
     devices: int
     mesh: dict[str, int]
     sampling_mesh: dict[str, int]
-    hosts: int
+    replicas: int
     context: int
     model: ModelConfig
     rates: Rates
@@ -142,10 +143,10 @@ def _heading(s: Slice) -> str:
         " ".join(f"{name} {n}" for name, n in shape.items() if n > 1) or "one device"
         for shape in (s.mesh, s.sampling_mesh)
     ]
-    apart = f"on each of {s.hosts} hosts" if s.hosts > 1 else "as one"
+    apart = f"on each of {s.replicas} replicas" if s.replicas > 1 else "as one"
     return (
-        f"{s.topology}: {s.devices} devices of {gib(s.device.hbm)} GiB, of which programs get "
-        f"{gib(s.device.granted)}; {s.device.flops / 1e12:.0f} TFLOP/s, "
+        f"{s.topology} by {s.compiler}: {s.devices} devices of {gib(s.device.hbm)} GiB, of which "
+        f"programs get {gib(s.device.granted)}; {s.device.flops / 1e12:.0f} TFLOP/s, "
         f"{s.device.bandwidth / 1e9:.0f} GB/s (the compiler reckons with "
         f"{s.rates.flops / 1e12:.0f} and {s.rates.bandwidth / 1e9:.0f})\n"
         f"model of {model.count(s.model):,} parameters, {estimate.active(s.model):,} active; "

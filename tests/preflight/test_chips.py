@@ -31,9 +31,24 @@ def test_an_unknown_topology_lists_those_there_are(name: str) -> None:
     assert "16x16" in told and "4x4x4" in told
 
 
-def test_one_host_of_a_slice() -> None:
-    hosts = {"v5p:4x4x4": "v5p:2x2x1", "v6e:8x8": "v6e:2x2", "v5e:1x1": "v5e:1x1"}
-    assert {name: chips.host(name) for name in hosts} == hosts
+@pytest.mark.parametrize(
+    ("name", "hosts", "part"),
+    [
+        ("v5p:4x4x4", 1, "v5p:2x2x1"),
+        ("v5p:4x4x4", 2, "v5p:2x2x2"),
+        ("v6e:8x8", 1, "v6e:2x2"),
+        ("v6e:8x8", 2, "v6e:2x4"),
+        ("v5e:16x16", 4, "v5e:4x4"),
+        ("v5e:1x1", 1, "v5e:1x1"),
+    ],
+)
+def test_some_hosts_of_a_slice(name: str, hosts: int, part: str) -> None:
+    assert chips.part(name, hosts) == part
+
+
+def test_so_many_hosts_are_no_slice() -> None:
+    with pytest.raises(UsageError, match="per_replica is 3, but no slice of v5e"):
+        chips.part("v5e:16x16", 3)
 
 
 def test_the_compiler_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

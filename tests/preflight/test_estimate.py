@@ -120,7 +120,7 @@ def test_an_iteration(c: config_dict.ConfigDict) -> None:
         c,
         SMALL,
         [WEIGHTS, DECODE, SCORE, TRAIN],
-        hosts=2,
+        replicas=2,
         devices=4,
         peak=1e6,
         share=0.5,
@@ -136,7 +136,9 @@ def test_an_iteration(c: config_dict.ConfigDict) -> None:
 
 
 def test_an_iteration_of_which_a_program_is_not_known(c: config_dict.ConfigDict) -> None:
-    made = estimate.iteration(c, SMALL, [TRAIN, WEIGHTS], hosts=1, devices=4, peak=1.0, share=0.5)
+    made = estimate.iteration(
+        c, SMALL, [TRAIN, WEIGHTS], replicas=1, devices=4, peak=1.0, share=0.5
+    )
     assert (made.sample_s, made.learn_s, made.seconds, made.mfu) == (None, None, None, None)
 
 

@@ -27,10 +27,11 @@ FIELDS = {
     "model.attention": "auto",
 }
 SLICE = {
+    "compiler": "libtpu 0.0.52",
     "devices": 4,
     "mesh": {"data": 1, "fsdp": 4, "tensor": 1, "expert": 1},
     "sampling_mesh": {"data": 1, "fsdp": 1, "tensor": 4, "expert": 1},
-    "hosts": 1,
+    "replicas": 1,
     "context": 640,
     "residents": {
         **{"parameters": GIB, "optimizer": 2 * GIB, "reference": 0},
