@@ -12,7 +12,7 @@ KINDS = ("all_gather", "2d_all_gather", "reduce_scatter")
 
 
 def set_options() -> None:
-    """""Set them for this process, before JAX uses a device; the user's own come later and win."""
+    """Set them for this process, before JAX uses a device; the user's own come later and win."""
     given = os.environ.get(VARIABLE, "")
     own = [f"--{OFFLOAD}_{kind}=true" for kind in KINDS if f"{OFFLOAD}_{kind}=" not in given]
     os.environ[VARIABLE] = " ".join([*own, *given.split()])
