@@ -96,6 +96,7 @@ def parts(text: str, program: Program, rate: Rates, topology: str) -> tuple[Part
     """A program's work: the fixed part, then a round of each loop of unknown length."""
     by_loop: dict[int | None, list[work.Work]] = collections.defaultdict(list)
     for each in work.works(text, program.share):
+        each = dataclasses.replace(each, times=each.times * program.repeats)
         by_loop[each.loop].append(each)
     order = in_order(work.unknown_loops(text), program.lengths)
     out = [_part("", by_loop[None], rate, topology)]

@@ -51,7 +51,8 @@ class Program:
 
     `holds` names the residents among the arguments, see `residents`; `loops` says what one round
     of each of its loops is whose length the data decide, and `lengths` the rows that each is over.
-    Of the experts a token picks, a device has `share` where the picks are spread evenly.
+    Of the experts a token picks, a device has `share` where the picks are spread evenly. A program
+    whose like are run too stands for `repeats` of its size.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Program:
     loops: tuple[str, ...] = ()
     lengths: tuple[int, ...] = ()
     share: float = 1.0
+    repeats: float = 1.0
 
     def lower(self) -> jax.stages.Lowered:
         """The program as the compiler gets it."""
@@ -213,13 +215,13 @@ def learning(a: Layout) -> Learning:
     return Learning(own, tx, state, frozen, params if c.learn.kl and frozen is None else None)
 
 
-def copy(a: Layout, mesh: Mesh) -> Params:
-    """The weights as the sampler has them."""
+def copy(a: Layout, mesh: Mesh, by: str = "sample") -> Params:
+    """The weights as the sampler has them, on `mesh` by the rules `by`."""
     dtype = jnp.dtype(a.config.model.compute_dtype)
     shapes = jax.eval_shape(
         lambda p: model.in_compute_dtype(p, a.model, dtype), model.abstract(a.model)
     )
-    return placed(shapes, sharding.parameters(model.declare(a.model), mesh, "sample"))
+    return placed(shapes, sharding.parameters(model.declare(a.model), mesh, by))
 
 
 def context(a: Layout) -> int:
@@ -258,27 +260,35 @@ def programs(
     a: Layout, own: Learning, held: decoding.Cache, *, every_bucket: bool
 ) -> Iterator[Program]:
     """All programs of an iteration, in its order."""
-    yield _weights(a, own)
+    yield _weights(a)
     yield from _sampling(a, held, every_bucket)
     yield from _updates(a, own)
 
 
-def _weights(a: Layout, own: Learning) -> Program:
-    """From the learner's parameters to the copy that samples."""
-    dtype = jnp.dtype(a.config.model.compute_dtype)
-    places = sharding.parameters(model.declare(a.model), a.spread, "sample")
+def _weights(a: Layout) -> Program:
+    """The largest array on its way to the copy that samples, where all others are already.
 
-    def weights(params: Params) -> Params:
-        return model.in_compute_dtype(model.arrays(params), a.model, dtype)
+    The run casts the learner's parameters and then moves each array by a program of its own.
+    """
+    there, here = (
+        jax.tree.leaves(copy(a, mesh, by)) for mesh, by in ((a.spread, "sample"), (a.mesh, "train"))
+    )
+    n = max(range(len(there)), key=lambda n: per_device(there[n]))
+    sizes = [math.prod(w.shape) for w in there]
+
+    def weights(w: jax.Array, cast: list[jax.Array], moved: list[jax.Array]) -> jax.Array:
+        del cast, moved  # they only lie there
+        return w
 
     return Program(
         name="weights to the sampler",
         phase="weights",
         mesh=a.mesh,
-        function=jax.jit(weights, out_shardings=places),
-        arguments=(own.params,),
+        function=jax.jit(weights, out_shardings=there[n].sharding, keep_unused=True),
+        arguments=(here[n], [*here[:n], *here[n + 1 :]], [*there[:n], *there[n + 1 :]]),
         options={},
-        holds=("parameters",),
+        holds=(),
+        repeats=sum(sizes) / sizes[n],
     )
 
 

@@ -67,7 +67,7 @@ class Work:
     """
 
     name: str
-    times: int
+    times: float
     flops: float = 0.0
     bytes: float = 0.0  # to and from HBM
     sent: Sent | None = None

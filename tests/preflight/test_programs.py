@@ -163,10 +163,16 @@ def test_the_learner_calls_what_is_compiled(
 def test_the_copy_is_what_the_sampler_is_given(
     layout: programs.Layout, named: dict[str, Program]
 ) -> None:
-    out = jax.eval_shape(
-        named["weights to the sampler"].function, *named["weights to the sampler"].arguments
+    """The last array to move, the largest, stands for as many of its size as there are."""
+    program = named["weights to the sampler"]
+    last, all_of_them = (
+        jax.eval_shape(program.function, *program.arguments),
+        shapes(programs.copy(layout, layout.sampling)),
     )
-    assert shapes(out) == shapes(programs.copy(layout, layout.sampling))
+    assert sorted(map(str, shapes([last, program.arguments[2]]))) == sorted(map(str, all_of_them))
+    largest = max(np.prod(shape) for shape, _ in all_of_them)
+    assert np.prod(last.shape) == largest
+    assert program.repeats == model.count(layout.model) / largest
 
 
 @pytest.mark.parametrize(
