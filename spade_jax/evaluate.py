@@ -135,7 +135,7 @@ def open_model(c: config_dict.ConfigDict, contexts: Sequence[int]) -> Iterator[P
     """A model in this process, with room for the longest of these lengths it can have."""
     path = FLAGS.model or FLAGS.workdir or c.model.path
     with jax.set_mesh(sharding.make_mesh(c.mesh)):
-        source = weights.find(path)
+        source = weights.find(path, mean=not FLAGS.model)
         positions = source.model.max_positions
         tokenizer = run_setup.new_tokenizers(c, source.folder)[Role.AGENT]
         places = sharding.parameters(declare(source.model), jax.sharding.get_mesh(), "sample")
@@ -150,7 +150,8 @@ def open_model(c: config_dict.ConfigDict, contexts: Sequence[int]) -> Iterator[P
             block=c.sampling.block,
         )
         step = "" if source.step is None else f" at iteration {source.step}"
-        name = f"{path or 'the bundled model'}{step}"
+        mean = ", its running mean of weights" if source.mean else ""
+        name = f"{path or 'the bundled model'}{step}{mean}"
         yield Partner(Policy(sampler, tokenizer), positions, name, _stamp(source.path))
 
 

@@ -43,6 +43,7 @@ class Source:
     model: ModelConfig
     parameters: Params  # tensors.Stored
     step: int | None = None  # of a run
+    mean: bool = False  # of a run: its running mean of weights, not the weights themselves
     lora: Lora | None = None
     adapters: Params | None = None  # tensors.Stored
 
@@ -51,11 +52,14 @@ class Source:
         return hub.place(self.parameters, dtype=dtype, shardings=shardings)
 
 
-def find(path: str | Path, checkpoints: PurePath | None = None) -> Source:
+def find(
+    path: str | Path, checkpoints: PurePath | None = None, *, mean: bool = False
+) -> Source:
     """The model at `path`; "" is the one shipped with the package.
 
-    The `checkpoints` of a run may lie elsewhere than in its folder. Headers and metadata are read,
-    weights are not. Raises UsageError where there is no whole model.
+    The `checkpoints` of a run may lie elsewhere than in its folder. With `mean` it is the running
+    mean of its weights, where it keeps one. Headers and metadata are read, weights are not. Raises
+    UsageError where there is no whole model.
     """
     if storage.is_remote(storage.local(path)):
         raise UsageError(
@@ -65,7 +69,7 @@ def find(path: str | Path, checkpoints: PurePath | None = None) -> Source:
     run = folder.parent if folder.name == storage.CHECKPOINTS else folder
     raw = _read(run / CONFIG)
     if isinstance(raw.get("model"), dict):
-        return _run(run, raw, checkpoints or run / storage.CHECKPOINTS)
+        return _run(run, raw, checkpoints or run / storage.CHECKPOINTS, mean)
     if (folder / IMPORTED).is_dir():
         c = hub.read_config(folder)
         return Source("imported", folder, folder, c, _imported(folder / IMPORTED, c))
@@ -82,8 +86,8 @@ def _read(file: Path) -> dict[str, Any]:
     return raw if isinstance(raw, dict) else {}
 
 
-def _run(run: Path, raw: dict[str, Any], checkpoints: PurePath) -> Source:
-    """The newest checkpoint of a run."""
+def _run(run: Path, raw: dict[str, Any], checkpoints: PurePath, mean: bool) -> Source:
+    """The newest checkpoint of a run, its `mean` of weights where that is wanted and kept."""
     if "iterations" not in raw:  # a warm start, which writes a model when it is done
         if (run / "model" / CONFIG).is_file():
             return find(run / "model")
@@ -101,16 +105,17 @@ def _run(run: Path, raw: dict[str, Any], checkpoints: PurePath) -> Source:
     except UsageError as error:
         raise UsageError(f"the run in {run} goes back to another model: {error}") from None
     newest = checkpoints / str(max(committed))
-    tree = _metadata(newest / "learner").get("params", {})
-    source = dataclasses.replace(base, kind="run", path=newest, step=max(committed))
+    trees = _metadata(newest / "learner")
+    mean = mean and bool(trees.get("ema"))
+    key = "ema" if mean else "params"
+    tree = trees.get(key, {})
+    source = dataclasses.replace(base, kind="run", path=newest, step=max(committed), mean=mean)
     adapted = raw["model"].get("lora", {"rank": 0})
     if not adapted["rank"]:
-        parameters = _in_checkpoint(
-            newest / "learner", tree, model.declare(base.model), ("params",)
-        )
+        parameters = _in_checkpoint(newest / "learner", tree, model.declare(base.model), (key,))
         return dataclasses.replace(source, parameters=parameters, lora=None, adapters=None)
     how = Lora(**adapted)
-    adapters = _in_checkpoint(newest / "learner", tree, lora.declare(base.model, how), ("params",))
+    adapters = _in_checkpoint(newest / "learner", tree, lora.declare(base.model, how), (key,))
     merged = jax.tree.map(
         lambda leaf: Merged(leaf) if isinstance(leaf, lora.Adapted) else leaf,
         how(adapters, base.parameters),

@@ -29,7 +29,13 @@ def assert_equal(a: Params, b: Params) -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def make_run(workdir: Path, base: Path, steps: dict[int, Params], how: Lora | None = None) -> Path:
+def make_run(
+    workdir: Path,
+    base: Path,
+    steps: dict[int, Params],
+    how: Lora | None = None,
+    mean: Params | None = None,
+) -> Path:
     """What a run of the trainer leaves: its config, and a checkpoint of each of these weights."""
     workdir.mkdir()
     adapted = dataclasses.asdict(how) if how else {"rank": 0, "alpha": 1.0, "targets": ""}
@@ -37,7 +43,7 @@ def make_run(workdir: Path, base: Path, steps: dict[int, Params], how: Lora | No
     (workdir / "config.json").write_text(json.dumps(config))
     with Checkpoints(workdir / "checkpoints", keep=2) as checkpoints:
         for iteration, params in steps.items():
-            state = step.create(params, optax.adamw(1e-3))
+            state = step.create(params, optax.adamw(1e-3)).replace(ema=mean)
             checkpoints.save(iteration, state, HostState(iteration=iteration))
     return workdir
 
@@ -71,6 +77,21 @@ def test_a_run_stands_for_its_newest_checkpoint(run: Path, base: Path) -> None:
         assert_equal(params, random_params(SMALL, seed=3))
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     assert source.load(dtype="bfloat16")["embed"].dtype == jnp.bfloat16
+
+
+def test_the_mean_of_weights_that_a_run_keeps(run: Path, base: Path, tmp_path: Path) -> None:
+    assert not weights.find(run, mean=True).mean, "it keeps none"
+    assert_equal(weights.find(run, mean=True).load(), random_params(SMALL, seed=3))
+    steps, mean = {1: random_params(SMALL, seed=1)}, random_params(SMALL, seed=2)
+    keeping = make_run(tmp_path / "run", base, steps, mean=mean)
+    source = weights.find(keeping, mean=True)
+    assert source.mean and not weights.find(keeping).mean
+    assert_equal(source.load(), mean)
+    assert_equal(weights.find(keeping).load(), steps[1])
+    adapters = jax.tree.map(lambda a: a + 0.1, lora.init(SMALL, ADAPTED, jax.random.key(0)))
+    own = jax.tree.map(jnp.zeros_like, adapters)
+    adapted = make_run(tmp_path / "adapted", base, {1: own}, ADAPTED, mean=adapters)
+    assert_equal(hub.place(weights.find(adapted, mean=True).adapters), adapters)
 
 
 def test_a_path_may_be_relative(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
