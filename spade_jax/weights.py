@@ -52,9 +52,7 @@ class Source:
         return hub.place(self.parameters, dtype=dtype, shardings=shardings)
 
 
-def find(
-    path: str | Path, checkpoints: PurePath | None = None, *, mean: bool = False
-) -> Source:
+def find(path: str | Path, checkpoints: PurePath | None = None, *, mean: bool = False) -> Source:
     """The model at `path`; "" is the one shipped with the package.
 
     The `checkpoints` of a run may lie elsewhere than in its folder. With `mean` it is the running

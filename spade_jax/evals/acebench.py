@@ -27,7 +27,7 @@ from typing import Any
 
 from spade_jax.envs import parsers
 from spade_jax.envs.sandbox import Sandbox
-from spade_jax.evals import calls
+from spade_jax.evals import calls, prompts
 from spade_jax.evals.calls import Call
 from spade_jax.evals.matching import plain
 from spade_jax.evals.suites import Course, Item, Outcome, Say, Settings, Tools
@@ -52,7 +52,6 @@ MARKS = {
     "special_irrelevant": "the limitations of the function",
 }
 SETTINGS = Settings(plays=1, sampling=Sampling(temperature=0.001), reply=1000, context=16384)
-_PROMPTS = Path(__file__).parent / "prompts"
 
 
 @dataclass
@@ -65,12 +64,6 @@ class Entry:
     functions: tuple[Mapping[str, Any], ...]
     tools: Tools
     truth: Any
-
-
-def prompt(name: str, **values: str) -> str:
-    """The text of the file `acebench_NAME.txt` with its values put in."""
-    text = (_PROMPTS / f"acebench_{name}.txt").read_text(encoding="utf-8").strip()
-    return text.format(**values)
 
 
 def checkout(data: Path | None) -> Path:
@@ -102,8 +95,8 @@ def entries(root: Path, category: str) -> list[Entry]:
             messages=(
                 Message(
                     role="system",
-                    content=prompt(
-                        name,
+                    content=prompts.fill(
+                        f"acebench_{name}",
                         time=entry.get("time") or "not known",
                         profile=_text(entry.get("profile", "")),
                     ),
@@ -231,7 +224,11 @@ class OneReply:
 
     def items(self) -> Sequence[Item]:
         return [
-            Item(id=entry.id, group=entry.category, course=lambda play, entry=entry: course(entry))
+            Item(
+                id=entry.id,
+                group="ACEBench {}: {}".format(*entry.category.split("_", 1)),
+                course=lambda play, entry=entry: course(entry),
+            )
             for entry in self.entries
         ]
 

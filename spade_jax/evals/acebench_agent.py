@@ -31,7 +31,7 @@ from typing import Any
 from spade_jax.envs import parsers
 from spade_jax.envs.parsers import parse_program
 from spade_jax.envs.sandbox import Sandbox
-from spade_jax.evals import acebench, calls
+from spade_jax.evals import acebench, calls, prompts
 from spade_jax.evals.acebench import MEND
 from spade_jax.evals.calls import Call
 from spade_jax.evals.suites import USER, Course, Item, Outcome, Say, Settings, Tools, Work
@@ -95,7 +95,7 @@ def _entry(
     for name in classes:
         if name not in MODULES:
             raise UsageError(f"{entry['id']} of ACEBench names {name}, which is no simulator")
-    system, user = acebench.prompt(category.removeprefix("agent_")), None
+    system, user = prompts.fill(category.replace("agent", "acebench")), None
     if category == "agent_multi_turn":
         kinds = [k for n, k in (("Travel", "TRAVEL"), ("BaseApi", "BASE")) if n in classes]
         system += "".join(f"\n\n{_text(rules, f'{kind}_PROMPT_EN')}" for kind in kinds)
@@ -215,7 +215,7 @@ def _talk(
     """The conversation, whose calls `made` gets; why the task is lost, if it is by its end."""
     question, count = entry.question, 0
     if entry.user is not None:
-        begin = Message(role="user", content=acebench.prompt("user_begins"))
+        begin = Message(role="user", content=prompts.fill("acebench_user_begins"))
         question = yield from _user(Message(role="system", content=entry.user), begin)
     said: tuple[Message, ...] = (
         Message(role="system", content=entry.system),
@@ -240,7 +240,7 @@ def _talk(
             said = tuple(Message(role="tool", content=answer) for answer in each)
             continue
         if entry.user is None:
-            words = acebench.prompt("no_questions")
+            words = prompts.fill("acebench_no_questions")
         else:
             words = yield from _user(Message(role="user", content=spoken))
             if END in words and count > 2:
@@ -284,7 +284,7 @@ class Agent:
         return [
             Item(
                 id=entry.id,
-                group=entry.category,
+                group=f"ACEBench agent: {entry.category.removeprefix('agent_')}",
                 course=lambda play, entry=entry: course(entry, self.simulators),
             )
             for entry in self.entries

@@ -262,7 +262,7 @@ class MultiTurn:
         return [
             Item(
                 id=entry.id,
-                group=entry.category,
+                group=f"BFCL v4 multi-turn: {entry.category}",
                 course=lambda play, entry=entry: course(entry, self.source, self.simulators),
             )
             for entry in self.entries

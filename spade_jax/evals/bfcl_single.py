@@ -167,7 +167,11 @@ class SingleTurn:
 
     def items(self) -> Sequence[Item]:
         return [
-            Item(id=entry.id, group=entry.category, course=lambda play, entry=entry: course(entry))
+            Item(
+                id=entry.id,
+                group=f"BFCL v4 {entry.category}",
+                course=lambda play, entry=entry: course(entry),
+            )
             for entry in self.entries
         ]
 

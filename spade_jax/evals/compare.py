@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from collections.abc import Sequence
 
@@ -31,13 +32,14 @@ class Difference:
 
 
 def compare(a: Sequence[Result], b: Sequence[Result]) -> list[Difference]:
-    """The differences by column, and over all of them where there are several.
+    """The differences by column, each before its parts, and over all columns where there are more.
 
-    Items are resampled within their columns (percentile intervals of 10,000 resamples); the average
-    is over columns. UsageError where the two share no item, or asked an item differently.
+    Items are resampled within their groups (percentile intervals of 10,000 resamples); a column of
+    parts is their mean, the average that of columns. UsageError where the two share no item, or
+    asked an item differently.
     """
     there, here = results.by_item(a), results.by_item(b)
-    found, means = [], []
+    groups: dict[str, list[_Resampled]] = {}
     for name in [name for name in there if name in here]:
         common = [item for item in there[name] if item in here[name]]
         for item in common:
@@ -45,27 +47,39 @@ def compare(a: Sequence[Result], b: Sequence[Result]) -> list[Difference]:
         if not common:
             continue
         pairs = [[results.share(side[name][i]) for i in common] for side in (there, here)]
-        found.append(_difference(name, *pairs))
-        means.append(_resample(np.subtract(pairs[1], pairs[0])))
-    if not found:
+        a_mean, b_mean = (float(np.mean(shares)) for shares in pairs)
+        gains = _resample(np.subtract(pairs[1], pairs[0]))
+        found = _Resampled(_difference(name, len(common), a_mean, b_mean, gains), gains)
+        groups.setdefault(results.column_of(name), []).append(found)
+    if not groups:
         raise UsageError(
             "the two evaluations share no item; compare two of the same suites and data"
         )
-    if len(found) > 1:
-        low, high = _interval(np.mean(means, axis=0))
-        a_mean, b_mean = (float(np.mean([getattr(d, s) for d in found])) for s in "ab")
-        found.append(
-            Difference(
-                name=f"average of {len(found)}",
-                items=sum(d.items for d in found),
-                a=a_mean,
-                b=b_mean,
-                gain=b_mean - a_mean,
-                low=low,
-                high=high,
-            )
-        )
-    return found
+    columns, lines = [], []
+    for name, parts in groups.items():
+        whole = parts if parts[0].difference.name == name else [_together(name, parts), *parts]
+        columns.append(whole[0])
+        lines += whole
+    if len(columns) > 1:
+        lines.append(_together(f"average of {len(columns)}", columns))
+    return [line.difference for line in lines]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Resampled:
+    """A difference, and its gain in every resample."""
+
+    difference: Difference
+    gains: np.ndarray
+
+
+def _together(name: str, parts: Sequence[_Resampled]) -> _Resampled:
+    """The unweighted mean of parts."""
+    differences = [part.difference for part in parts]
+    a_mean, b_mean = (float(np.mean([getattr(d, side) for d in differences])) for side in "ab")
+    gains = np.mean([part.gains for part in parts], axis=0)
+    items = sum(d.items for d in differences)
+    return _Resampled(_difference(name, items, a_mean, b_mean, gains), gains)
 
 
 def _check(a: Result, b: Result) -> None:
@@ -77,12 +91,10 @@ def _check(a: Result, b: Result) -> None:
         )
 
 
-def _difference(name: str, a: Sequence[float], b: Sequence[float]) -> Difference:
-    low, high = _interval(_resample(np.subtract(b, a)))
-    mean_a, mean_b = float(np.mean(a)), float(np.mean(b))
-    return Difference(
-        name=name, items=len(a), a=mean_a, b=mean_b, gain=mean_b - mean_a, low=low, high=high
-    )
+def _difference(name: str, items: int, a: float, b: float, gains: np.ndarray) -> Difference:
+    tail = (1 - LEVEL) / 2
+    low, high = map(float, np.quantile(gains, (tail, 1 - tail)))
+    return Difference(name=name, items=items, a=a, b=b, gain=b - a, low=low, high=high)
 
 
 def _resample(gains_I: np.ndarray) -> np.ndarray:
@@ -93,12 +105,6 @@ def _resample(gains_I: np.ndarray) -> np.ndarray:
         for _ in range(RESAMPLES // 100)
     ]
     return np.concatenate(means)
-
-
-def _interval(means: np.ndarray) -> tuple[float, float]:
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(means, (tail, 1 - tail))
-    return float(low), float(high)
 
 
 def table(found: Sequence[Difference]) -> str:
@@ -113,8 +119,9 @@ def table(found: Sequence[Difference]) -> str:
 
 
 def row(found: Sequence[Difference]) -> str:
-    """The comparison as one row of the paper's table, a column a benchmark."""
-    cells = [f"{d.name} {100 * d.b:.1f} ({100 * d.gain:+.1f})" for d in found]
+    """The comparison as one row of the paper's table, a column a benchmark, without parts."""
+    whole = [d for d in found if results.PART not in d.name]
+    cells = [f"{d.name} {100 * d.b:.1f} ({100 * d.gain:+.1f})" for d in whole]
     return " | ".join(cells)
 
 

@@ -43,27 +43,33 @@ def locate(source: Source, data: Path | None) -> Path:
     """
     if data is not None and data.is_file():
         return data
-    places = [data] if data is not None else _snapshots(source.hub)
+    places = [data] if data is not None else snapshots(source.hub)
     names = [*(source.suite + form for form in FORMS), *source.files]
     for place in places:
         for name in names:
             if (place / name).is_file():
                 return place / name
-    where = data if data is not None else f"{_cache()} nor named by --data"
+    where = data if data is not None else f"{cache()} nor named by --data"
     raise UsageError(
         f"the items of {source.suite} are not in {where}; {source.terms}: fetch them with "
-        f"`hf download --repo-type dataset {source.hub}`, or give the file by --data=PATH"
+        f"`{fetch(source.hub)}`, or give the file by --data=PATH"
     )
 
 
-def _cache() -> Path:
+def fetch(hub: str) -> str:
+    """The command that puts a data set into the cache."""
+    return f"hf download --repo-type dataset {hub}"
+
+
+def cache() -> Path:
+    """Where the hub's clients keep what they fetch."""
     home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE", Path(home) / "hub"))
 
 
-def _snapshots(hub: str) -> list[Path]:
+def snapshots(hub: str) -> list[Path]:
     """Folders of a data set in the cache, the one that `main` names first."""
-    folder = _cache() / f"datasets--{hub.replace('/', '--')}"
+    folder = cache() / f"datasets--{hub.replace('/', '--')}"
     main = folder / "refs" / "main"
     first = main.read_text().strip() if main.is_file() else ""
     found = sorted((folder / "snapshots").glob("*"))
@@ -119,16 +125,18 @@ def check(path: Path) -> None:
     Files of the hub's cache are named by theirs; beside another file it may stand in
     FILE.sha256, as `sha256sum` writes it.
     """
-    known, content = path.resolve().name, path.read_bytes()
+    known = path.resolve().name
     beside = path.with_name(path.name + ".sha256")
     if beside.is_file():
         known = beside.read_text().split()[0].lower()
     if _SHA256.fullmatch(known):
-        found = hashlib.sha256(content).hexdigest()
+        hashed = hashlib.sha256()
     elif _SHA1.fullmatch(known):  # as git hashes it
-        found = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+        hashed = hashlib.sha1(b"blob %d\0" % path.stat().st_size)
     else:
         return
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, lambda: hashed).hexdigest()
     if found != known:
         raise UsageError(f"{path} has the checksum {found}, not {known}; fetch it again")
 

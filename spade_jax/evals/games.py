@@ -83,7 +83,7 @@ class Games:
         return [
             Item(
                 id=f"{game}/{number}",
-                group=game.removeprefix("game:"),
+                group=f"{self.name.replace('_', ' ')}: {game.removeprefix('game:')}",
                 course=functools.partial(self._course, game, number),
             )
             for number in range(INSTANCES)

@@ -20,7 +20,7 @@ import msgspec
 
 from spade_jax.envs.parsers import ANY_PROGRAM, extract_code
 from spade_jax.envs.sandbox import Sandbox
-from spade_jax.evals import candidates, questions
+from spade_jax.evals import candidates, prompts
 from spade_jax.evals.suites import Course, Item, Outcome, Say, Settings
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError
@@ -102,7 +102,7 @@ def read_tasks(path: Path) -> list[Task]:
 
 def complete(sandbox: Sandbox, task: Task, play: int) -> Course:
     """Ask for the function and run its tests."""
-    said = questions.fill("humaneval", prompt=task.prompt.strip("\n"))
+    said = prompts.fill("humaneval", prompt=task.prompt.strip("\n"))
     reply = yield Say(messages=(Message(role="user", content=said),))
     code = extract_code(reply.text, ANY_PROGRAM)
     if not code:

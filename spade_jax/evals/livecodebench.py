@@ -2,12 +2,12 @@
 
 The data are those of `livecodebench/code_generation_lite` (Jain et al. 2024, arXiv 2403.07974): a
 JSONL file, or a folder of `test*.jsonl`, which may be called `livecodebench` and lie among those of
-other suites. Lines have `question_id`, `question_content`, `difficulty`, `starter_code`, `metadata`
-(JSON with `func_name`) and the tests `public_test_cases` and `private_test_cases` (JSON, the latter
-also as it is published: pickled, zlib, base64). They are not shipped here. The release v6 is all
-files up to `test6.jsonl`; that file alone holds its newest problems. One reply an item at
-temperature 0.2 within 16,384 tokens, 6 seconds a test, as in the published evaluations of the
-method's models.
+other suites; without a path they are looked for in the hub's cache (see `data`). Lines have
+`question_id`, `question_content`, `difficulty`, `starter_code`, `metadata` (JSON with `func_name`)
+and the tests `public_test_cases` and `private_test_cases` (JSON, the latter also as it is
+published: pickled, zlib, base64). They are not shipped here. The release v6 is all files up to
+`test6.jsonl`; that file alone holds its newest problems. One reply an item at temperature 0.2
+within 16,384 tokens, 6 seconds a test, as in the published evaluations of the method's models.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ import msgspec
 
 from spade_jax.envs.parsers import ANY_PROGRAM, extract_code
 from spade_jax.envs.sandbox import Sandbox
-from spade_jax.evals import candidates, questions
+from spade_jax.evals import candidates, data, prompts
 from spade_jax.evals.suites import Course, Item, Outcome, Say, Settings
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError, dataclass
 
-SOURCE = "fetch livecodebench/code_generation_lite from Hugging Face and name the file by --data"
+HUB = "livecodebench/code_generation_lite"
+SOURCE = (
+    "the problems belong to the contests' sites, so they are not shipped: fetch them with "
+    f"`{data.fetch(HUB)}`, or give the file or folder by --data=PATH"
+)
 MOST_BYTES = 1 << 30  # that packed tests may unfold to
 
 
@@ -78,18 +82,15 @@ class LiveCodeBench:
         self._path, self.sandbox = path, sandbox
 
     def items(self) -> Sequence[Item]:
-        if self._path is None:
-            raise UsageError(f"the suite livecodebench has no data; {SOURCE}")
-        folder = self._path / self.name if (self._path / self.name).is_dir() else self._path
-        files = sorted(folder.glob("test*.jsonl")) if folder.is_dir() else [folder]
-        found = [each for file in files for each in _heads(file)]
+        found = [each for file in files(self._path) for each in _heads(file)]
         if not found:
-            raise UsageError(f"{self._path} holds no problems; {SOURCE}")
+            where = self._path or data.cache()
+            raise UsageError(f"{where} holds no problems of {self.name}; {SOURCE}")
         return [
             Item(
                 id=head.question_id,
-                group=head.difficulty,
-                course=functools.partial(solve, self.sandbox, place),
+                group="LiveCodeBench v6",
+                course=functools.partial(solve, self.sandbox, place, head.difficulty),
             )
             for head, place in found
         ]
@@ -102,25 +103,39 @@ def open_livecodebench(path: Path | None) -> Iterator[LiveCodeBench]:
         yield LiveCodeBench(path, sandbox)
 
 
-def solve(sandbox: Sandbox, place: Place, play: int) -> Course:
+def files(path: Path | None) -> list[Path]:
+    """The files of problems at `path`, else in the hub's cache."""
+    if path is None:
+        folder = next(iter(data.snapshots(HUB)), None)
+        if folder is None:
+            raise UsageError(
+                f"the problems of livecodebench are not in {data.cache()} nor named by --data; "
+                f"{SOURCE}"
+            )
+    else:
+        folder = path / LiveCodeBench.name if (path / LiveCodeBench.name).is_dir() else path
+    return sorted(folder.glob("test*.jsonl")) if folder.is_dir() else [folder]
+
+
+def solve(sandbox: Sandbox, place: Place, difficulty: str, play: int) -> Course:
     """Ask for a program and run all its tests."""
     problem = read_problem(place)
     reply = yield Say(messages=(Message(role="user", content=prompt_of(problem)),))
-    code = extract_code(reply.text, ANY_PROGRAM)
+    code, told = extract_code(reply.text, ANY_PROGRAM), {"difficulty": difficulty}
     if not code:
-        return Outcome(score=0.0, won=False, details={"verdict": "no program"})
+        return Outcome(score=0.0, won=False, details={"verdict": "no program", **told})
     tests = read_tests(problem)
     judged = yield from candidates.judge(sandbox, code, tests)
     won = not judged.verdict
-    details = {"verdict": judged.verdict, "passed": judged.passed, "tests": len(tests)}
+    details = {"verdict": judged.verdict, "passed": judged.passed, "tests": len(tests), **told}
     return Outcome(score=float(won), won=won, answer=code, details=details)
 
 
 def prompt_of(problem: Problem) -> str:
     told, starter = problem.question_content.strip(), problem.starter_code.strip()
     if starter:
-        return questions.fill("livecodebench_starter", problem=told, starter=starter)
-    return questions.fill("livecodebench_stdin", problem=told)
+        return prompts.fill("livecodebench_starter", problem=told, starter=starter)
+    return prompts.fill("livecodebench_stdin", problem=told)
 
 
 def read_problem(place: Place) -> Problem:
@@ -164,10 +179,10 @@ def _unpacked(text: str) -> str:
     if text.lstrip()[:1] == "[":
         return text
     unfold = zlib.decompressobj()
-    data = unfold.decompress(base64.b64decode(text), MOST_BYTES)
+    raw = unfold.decompress(base64.b64decode(text), MOST_BYTES)
     if not unfold.eof:
         raise ValueError(f"they are cut off, or have more than {MOST_BYTES:,} bytes")
-    found = _TextOnly(io.BytesIO(data)).load()
+    found = _TextOnly(io.BytesIO(raw)).load()
     if not isinstance(found, str):
         raise ValueError(f"they are packed as {type(found).__name__}, not as text")
     return found
@@ -184,6 +199,7 @@ class _TextOnly(pickle.Unpickler):
 def _heads(path: Path) -> Iterator[tuple[_Head, Place]]:
     start = 0
     try:
+        data.check(path)
         with path.open("rb") as file:
             for line in file:
                 if line.strip():

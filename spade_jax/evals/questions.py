@@ -14,28 +14,17 @@ from typing import Any
 
 from spade_jax.envs import parsers
 from spade_jax.envs.answers import AnswerChecker
-from spade_jax.evals import data
+from spade_jax.evals import data, prompts
 from spade_jax.evals.data import Source
 from spade_jax.evals.suites import Course, Item, Outcome, Say, Settings, Work
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError
 
-PROMPTS = Path(__file__).parent / "prompts"
 LETTERS = "ABCD"
 PROMPT_TOKENS = 4096  # of room beside the reply; no question of these suites is half as long
 _LETTER = re.compile(r"(?:\\text(?:bf)?\s*\{)?[\s$({\[]*([A-D])(?![A-Za-z])")
 _STATED = re.compile(r"\banswer\b[\s*]*(?:is\b)?[\s*:]*[$({\[]*([A-D])\b", re.IGNORECASE)
 _WHOLE = re.compile(r"\s*\$?\s*(\d{1,9})(?:\.0*)?\s*\.?\s*\$?\s*")
-
-
-@functools.cache
-def template(name: str) -> str:
-    return (PROMPTS / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
-
-
-def fill(name: str, **parts: str) -> str:
-    """A prompt with its parts put in; what looks like a part inside a part stays."""
-    return re.sub(r"\{(\w+)\}", lambda match: parts[match[1]], template(name))
 
 
 def final_answer(reply: str) -> str | None:
@@ -124,7 +113,7 @@ def open_aime(year: int, file: Path | None, source: Source | None = None) -> Ite
                     id=str(item.get("id", item.get("problem_idx", n))),
                     group=f"AIME-{year}",
                     course=_asking(
-                        fill("aime", question=problem),
+                        prompts.fill("aime", question=problem),
                         final_answer,
                         functools.partial(judge, whole[1]),
                         reference=str(int(whole[1])),
@@ -193,7 +182,7 @@ def open_gpqa(file: Path | None, source: Source = GPQA) -> Iterator[Questions]:
                 id=str(item.get("Record ID") or n),
                 group="GPQA-Diamond",
                 course=_asking(
-                    fill("gpqa", question=said, options=shown),
+                    prompts.fill("gpqa", question=said, options=shown),
                     letter,
                     functools.partial(str.__eq__, reference),
                     reference=reference,

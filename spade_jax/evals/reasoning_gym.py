@@ -13,7 +13,7 @@ from typing import Any
 
 from spade_jax.envs import adapters
 from spade_jax.envs.sandbox import Reset, Sandbox, Step
-from spade_jax.evals import questions
+from spade_jax.evals import prompts, questions
 from spade_jax.evals.suites import Act, Course, Item, Outcome, Say, Settings
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Failure, Kind, Message
@@ -112,7 +112,7 @@ class ReasoningGym:
             asked = yield Act(instance=instance, call=Reset(number))
             if isinstance(asked, Failure):
                 return Outcome(score=0.0, won=False, failed=f"no question: {asked.message}")
-            text = questions.fill("reasoning_gym", question=asked.observation)
+            text = prompts.fill("reasoning_gym", question=asked.observation)
             reply = yield Say(messages=(Message(role="user", content=text),))
             answer = questions.final_answer(reply.text)
             if answer is None:

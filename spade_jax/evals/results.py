@@ -28,12 +28,14 @@ LAST = 2**62  # above every number of a play
 COLUMNS = (
     *("AIME-25", "AIME-26", "GPQA-Diamond", "LiveCodeBench v6"),
     *("RG Math", "RG Algorithmic", "RG Cognition", "RG Logic"),
+    *("BFCL v4 multi-turn", "ACEBench agent"),
 )
+PART = ": "  # in a group's name: what follows is a part of the column before it
 
 
 @dataclass
 class Column:
-    """The summary of one group of a suite.
+    """The summary of one group of a suite, or of a column of parts: their unweighted mean.
 
     `success` is the mean over items of the share of won plays, a failed play being none, and
     `stderr` its standard error over items; `unfailed` is the mean without failed plays, None where
@@ -182,14 +184,20 @@ def read(path: Path) -> list[Result]:
         ) from None
 
 
-def order(names: Iterable[str]) -> list[str]:
-    """Names of columns, those of the paper first and in its order."""
-    names = list(dict.fromkeys(names))
-    return [*(n for n in COLUMNS if n in names), *(n for n in names if n not in COLUMNS)]
+def column_of(group: str) -> str:
+    """The column of the table in which a group is counted, itself or as a part."""
+    return group.partition(PART)[0]
+
+
+def order(groups: Iterable[str]) -> list[str]:
+    """Groups by their columns, those of the paper first and in its order."""
+    groups = list(dict.fromkeys(groups))
+    columns = [*COLUMNS, *map(column_of, groups)]
+    return sorted(groups, key=lambda group: columns.index(column_of(group)))
 
 
 def by_item(results: Iterable[Result]) -> dict[str, dict[str, list[Result]]]:
-    """Plays by column and item."""
+    """Plays by group and item."""
     cells: dict[str, dict[str, list[Result]]] = {}
     for result in results:
         cells.setdefault(result.group, {}).setdefault(result.item, []).append(result)
@@ -202,14 +210,43 @@ def share(plays: Sequence[Result]) -> float:
 
 
 def summary(results: Sequence[Result]) -> list[Column]:
-    """The columns of these plays."""
-    columns = []
+    """The columns of these plays, each before its parts."""
+    columns: dict[str, list[Column]] = {}
+    for group in _groups(results):
+        columns.setdefault(column_of(group.name), []).append(group)
+    return [
+        each
+        for name, parts in columns.items()
+        for each in (parts if parts[0].name == name else [together(name, parts), *parts])
+    ]
+
+
+def together(name: str, parts: Sequence[Column]) -> Column:
+    """The unweighted mean of parts; their items and plays in all."""
+    unfailed = [part.unfailed for part in parts if part.unfailed is not None]
+    plays = sum(part.plays for part in parts)
+    return Column(
+        suite=parts[0].suite,
+        name=name,
+        items=sum(part.items for part in parts),
+        plays=plays,
+        success=mean([part.success for part in parts]).value,
+        stderr=math.sqrt(math.fsum(part.stderr**2 for part in parts)) / len(parts),
+        score=mean([part.score for part in parts]).value,
+        failed=sum(part.failed for part in parts),
+        unfailed=mean(unfailed).value if unfailed else None,
+        tokens=math.fsum(part.tokens * part.plays for part in parts) / plays,
+    )
+
+
+def _groups(results: Sequence[Result]) -> list[Column]:
+    groups = []
     for name, items in by_item(results).items():
         plays = [play for each in items.values() for play in each]
         success = mean([share(each) for each in items.values()])
         sound = [[p for p in each if not p.failed] for each in items.values()]
         shares = [share(each) for each in sound if each]
-        columns.append(
+        groups.append(
             Column(
                 suite=plays[0].suite,
                 name=name,
@@ -225,25 +262,24 @@ def summary(results: Sequence[Result]) -> list[Column]:
                 tokens=mean([play.tokens for play in plays]).value,
             )
         )
-    return columns
+    return groups
 
 
 def table(columns: Sequence[Column], skipped: Sequence[Skipped]) -> list[str]:
     """The lines of the printed table; success in percent, failed plays counted as lost."""
-    width = max([len(c.name) for c in columns] + [len("average of 00")], default=0)
+    names = [f"  {c.name.partition(PART)[2]}" if PART in c.name else c.name for c in columns]
+    width = max([*map(len, names), len("average of 00")])
     heads = ("items", "plays", "success", "stderr", "score", "failed", "without", "tokens")
     lines = [" " * width + "".join(f"{head:>9}" for head in heads)] if columns else []
-    for c in columns:
+    for name, c in zip(names, columns, strict=True):
         unfailed = "-" if c.unfailed is None else f"{c.unfailed:.1%}"
         cells = (c.items, c.plays, f"{c.success:.1%}", f"{c.stderr:.1%}", f"{c.score:.3f}")
         cells = (*cells, c.failed, unfailed, f"{c.tokens:.0f}")
-        lines.append(f"{c.name:<{width}}" + "".join(f"{cell:>9}" for cell in cells))
-    if len(columns) > 1:
-        average = mean([c.success for c in columns]).value
-        stderr = math.sqrt(math.fsum(c.stderr**2 for c in columns)) / len(columns)
-        name = f"average of {len(columns)}"
-        cells = ("", "", f"{average:.1%}", f"{stderr:.1%}")
         lines.append(f"{name:<{width}}" + "".join(f"{cell:>9}" for cell in cells))
+    if len(whole := [c for c in columns if PART not in c.name]) > 1:
+        average = together(f"average of {len(whole)}", whole)
+        cells = ("", "", f"{average.success:.1%}", f"{average.stderr:.1%}")
+        lines.append(f"{average.name:<{width}}" + "".join(f"{cell:>9}" for cell in cells))
     if any(c.failed for c in columns):
         lines.append("failed plays count as lost; `without` leaves them out")
     lines += [f"skipped {each.suite}: {each.reason}" for each in skipped]

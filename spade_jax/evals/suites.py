@@ -91,7 +91,8 @@ Course = Generator[Say | Work | Act, Any, Outcome]
 class Item:
     """One item. `course(play)` begins its play of that number, from 0.
 
-    `group` is the column of the table it is counted in; `id` is unique in the suite.
+    `group` is the column of the table it is counted in, alone or, as "COLUMN: PART", with other
+    parts of equal weight; no two suites share one. `id` is unique in the suite.
     """
 
     id: str

@@ -26,7 +26,7 @@ from typing import Any
 
 from spade_jax.envs import parsers
 from spade_jax.envs.sandbox import Sandbox
-from spade_jax.evals import calls
+from spade_jax.evals import calls, prompts
 from spade_jax.evals.retail import TOOLS, Shop
 from spade_jax.evals.suites import USER, Course, Item, Outcome, Say, Settings, Tools, Work
 from spade_jax.policy.sampling import Sampling
@@ -50,7 +50,6 @@ OFFERED: Tools = tuple(
     )
     for name, (purpose, wanted) in TOOLS.items()
 )
-_PROMPTS = Path(__file__).parent / "prompts"
 
 
 @dataclass
@@ -81,7 +80,7 @@ def read(data: Path | None) -> tuple[Shared, list[Task]]:
     domain = folder / "domains" / "retail"
     guidelines = _text(folder / "user_simulator" / "simulation_guidelines.md")
     shared = Shared(
-        system=_prompt("agent", policy=_text(domain / "policy.md").strip()),
+        system=prompts.fill("tau2_agent", policy=_text(domain / "policy.md").strip()),
         database=_text(domain / "db.json"),
     )
     _check(_json(domain / "db.json", shared.database), domain / "db.json")
@@ -100,7 +99,7 @@ def _task(task: Mapping[str, Any], guidelines: str) -> Task:
     words = "\n".join(f"{name}: {text}" for name, text in told.items() if text)
     return Task(
         id=str(task["id"]),
-        user=_prompt("user", guidelines=guidelines.strip(), scenario=words),
+        user=prompts.fill("tau2_user", guidelines=guidelines.strip(), scenario=words),
         actions=tuple((a["name"], a["arguments"]) for a in criteria["actions"] or ()),
         informs=tuple(criteria.get("communicate_info") or ()),
         basis=tuple(criteria["reward_basis"]),
@@ -111,11 +110,6 @@ def _lines(instructions: Any) -> dict[str, str]:
     if isinstance(instructions, str):
         return {"instructions": instructions}
     return {name.replace("_", " "): text for name, text in instructions.items()}
-
-
-def _prompt(name: str, **values: str) -> str:
-    text = (_PROMPTS / f"tau2_{name}.txt").read_text(encoding="utf-8").strip()
-    return text.format(**values)
 
 
 def _text(file: Path) -> str:
@@ -167,7 +161,7 @@ def course(task: Task, shared: Shared) -> Course:
 
 def _conversation(task: Task, shared: Shared, talk: _Talk) -> Generator[Say, Any, str]:
     """Until the user ends it; why the task is lost, if it is by then."""
-    begun = Message(role="user", content=_prompt("greeting"))
+    begun = Message(role="user", content=prompts.fill("tau2_greeting"))
     heard = yield from _user(Message(role="system", content=task.user), begun)
     said: tuple[Message, ...] = (Message(role="system", content=shared.system),)
     said += (Message(role="user", content=heard),)
@@ -247,7 +241,7 @@ class Retail:
         return [
             Item(
                 id=f"retail_{task.id}",
-                group="retail",
+                group="tau2 retail",
                 course=lambda play, task=task: course(task, self.shared),
             )
             for task in self.tasks

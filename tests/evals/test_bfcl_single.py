@@ -155,7 +155,7 @@ GO = call_text("maps.route", {"to": "NYC"})
 )
 def test_course(data: Path, category: str, reply: str | None, score: float) -> None:
     with bfcl_single.open_live(data) as suite:
-        [item] = [item for item in suite.items() if item.group == category]
+        [item] = [item for item in suite.items() if item.id == f"{category}_0"]
     outcome, log = drive(item.course(0), [reply])
     assert (outcome.score, outcome.won) == (score, score == 1.0)
     assert len(log.says) == 1
@@ -165,8 +165,8 @@ def test_prompts_as_a_model_reads_them(data: Path) -> None:
     with bfcl_single.open_non_live(data) as suite:
         for item in suite.items():
             _, log = drive(item.course(0), [None])
-            named = {"simple_java": "bfcl_java"}.get(item.group, "bfcl_single")
-            if item.group != "simple_javascript":
+            named = {"BFCL v4 simple_java": "bfcl_java"}.get(item.group, "bfcl_single")
+            if item.group != "BFCL v4 simple_javascript":
                 assert is_golden(named, log.says[0])
 
 

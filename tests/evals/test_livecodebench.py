@@ -1,6 +1,7 @@
 """LiveCodeBench: small files of the published form, their prompts, and how they are scored."""
 
 import base64
+import hashlib
 import json
 import os
 import pickle
@@ -40,6 +41,7 @@ FUNCTION = {
 }
 ADD = "print(sum(map(int, input().split())))"
 ORDER = "class Solution:\n    def order(self, a, b):\n        return sorted((a, b))"
+NO_PROGRAM = {"verdict": "no program", "difficulty": "easy"}
 PROMPTS = [
     "Solve this problem in Python.\n\nPrint the sum of two numbers.\n\nThe program reads the "
     "standard input and prints the answer. Reply with one ```python block that holds the whole "
@@ -75,7 +77,10 @@ def play(suite: LiveCodeBench, number: int, code: str) -> tuple[Outcome, list[Sa
 
 def test_items_and_prompts(suite: LiveCodeBench) -> None:
     items = suite.items()
-    assert [(i.id, i.group) for i in items] == [("abc_a", "easy"), ("1234", "hard")]
+    assert [(i.id, i.group) for i in items] == [
+        ("abc_a", "LiveCodeBench v6"),
+        ("1234", "LiveCodeBench v6"),
+    ]
     for number, prompt in enumerate(PROMPTS):
         _, [said] = play(suite, number, "pass")
         assert [m.content for m in said.messages] == [prompt]
@@ -94,12 +99,13 @@ def test_scores(suite: LiveCodeBench, number: int, code: str, passed: int, verdi
     outcome, _ = play(suite, number, code)
     assert outcome.won is (verdict == "") and outcome.score == outcome.won
     tests = 2 - number
-    assert outcome.details == {"verdict": verdict, "passed": passed, "tests": tests}
+    told = {"verdict": verdict, "passed": passed, "tests": tests}
+    assert outcome.details == told | {"difficulty": ("easy", "hard")[number]}
 
 
 def test_a_reply_without_a_program(suite: LiveCodeBench) -> None:
     outcome, _ = finish(suite.items()[0].course(0), ["I do not know."], suite.sandbox)
-    assert outcome == Outcome(score=0.0, won=False, details={"verdict": "no program"})
+    assert outcome == Outcome(score=0.0, won=False, details=NO_PROGRAM)
 
 
 @pytest.mark.parametrize("private", [PRIVATE, packed(PRIVATE)])
@@ -146,11 +152,33 @@ def test_packed_tests_that_are_none(
     assert not (tmp_path / "hostile").exists()
 
 
-def test_data_that_are_not_there(tmp_path: Path) -> None:
+def test_problems_of_the_hub_are_found_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its cache files are links to what is named by its checksum."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    place = tmp_path / "datasets--livecodebench--code_generation_lite" / "snapshots" / "aaa"
+    place.mkdir(parents=True)
+    content = write(tmp_path / "written", STDIN).read_bytes()
+    whole = tmp_path / hashlib.sha256(content).hexdigest()
+    whole.write_bytes(content)
+    (place / "test.jsonl").symlink_to(whole)
+    with livecodebench.open_livecodebench(None) as suite:
+        assert [item.id for item in suite.items()] == ["abc_a"]
+        whole.write_bytes(content[:-1])
+        with pytest.raises(UsageError, match="has the checksum .*fetch it again"):
+            suite.items()
+        (place / "test.jsonl").unlink()
+        with pytest.raises(UsageError, match="holds no problems"):
+            suite.items()
+
+
+def test_data_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
     (tmp_path / "torn.jsonl").write_text('{"question_id": "a", "diff')
     (tmp_path / "empty").mkdir()
     for path, problem in (
-        (None, "has no data; fetch livecodebench/code_generation_lite"),
+        (None, "not in .*none nor named by --data.*hf download .*code_generation_lite"),
         (tmp_path / "torn.jsonl", "holds no problem at byte 0"),
         (tmp_path / "empty", "holds no problems"),
         (tmp_path / "absent.jsonl", "cannot be read"),

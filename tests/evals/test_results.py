@@ -15,6 +15,9 @@ from spade_jax.types import UsageError
 ABOUT = {"model": "m", "seed": 7, "suites": {"s": {"reply": 8}}}
 
 
+BFCL = "BFCL v4 multi-turn"
+
+
 def made(item: str, play: int = 0, won: bool = True, group: str = "G", **more: object) -> Result:
     score = more.pop("score", float(won))
     return Result(suite="s", item=item, group=group, play=play, won=won, score=score, **more)
@@ -87,6 +90,29 @@ def test_columns_stand_as_in_the_paper(tmp_path: Path) -> None:
     assert content["evaluation"] == ABOUT and content["skipped"][0]["suite"] == "t"
 
 
+def test_a_column_of_parts_by_hand() -> None:
+    """Parts of one item won of two, and of both of two, weigh alike: 3/4, whatever their sizes."""
+    plays = [made("h", group="HumanEval", won=False)]
+    plays += [made(f"a{n}", won=n == 0, group=f"{BFCL}: base", tokens=8) for n in range(2)]
+    plays += [made(f"b{n}", group=f"{BFCL}: miss_func", tokens=2) for n in range(3)]
+    plays += [made("b3", group=f"{BFCL}: miss_func", won=False, failed="x", tokens=2)]
+    whole, base, missing, code = results.summary(plays)
+    assert [c.name for c in (whole, base, missing)] == [BFCL, f"{BFCL}: base", f"{BFCL}: miss_func"]
+    assert (base.success, missing.success, whole.success) == (0.5, 0.75, 0.625)
+    assert (whole.items, whole.plays, whole.failed, whole.tokens) == (6, 6, 1, 4)
+    # Variances of the means: 1/2 / 2 and 1/4 / 4, of which the mean of two has a quarter.
+    assert whole.stderr == pytest.approx(((1 / 4 + 1 / 16) / 4) ** 0.5)
+    assert whole.unfailed == pytest.approx((0.5 + 1) / 2)
+    lines = results.table([whole, base, missing, code], [])
+    assert [line[:20].rstrip() for line in lines[1:5]] == [
+        BFCL,
+        "  base",
+        "  miss_func",
+        "HumanEval",
+    ]
+    assert lines[5].split()[:4] == "average of 2 31.2%".split(), "parts count by their column"
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"plays": [{"suite": 1}]}', None])
 def test_what_is_no_results_file(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "results.json"
@@ -131,6 +157,21 @@ def test_the_average_is_over_columns() -> None:
     assert float(rows[1]["gain"]) == -0.5
     assert compare.row(compare.compare(a, b)).startswith("G 100.0 (+100.0) | H 50.0 (-50.0) |")
     assert "-50.0" in compare.table(compare.compare(a, b)).splitlines()[2]
+
+
+def test_parts_are_compared_and_stand_together_in_the_row() -> None:
+    a = [made(n, won=False, group=f"{BFCL}: {n}") for n in ("base", "miss_func")]
+    b = [
+        made("base", group=f"{BFCL}: base"),
+        made("miss_func", won=False, group=f"{BFCL}: miss_func"),
+    ]
+    found = compare.compare(a, b)
+    assert [(d.name, d.gain) for d in found] == [
+        (BFCL, 0.5),
+        (f"{BFCL}: base", 1.0),
+        (f"{BFCL}: miss_func", 0.0),
+    ]
+    assert compare.row(found) == f"{BFCL} 50.0 (+50.0)"
 
 
 def test_only_like_is_compared() -> None:
