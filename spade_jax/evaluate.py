@@ -6,8 +6,11 @@
     python -m spade_jax.evaluate compare A/results.json B/results.json [--csv]
 
 Without --suite the held-out set is played that training with the same config is judged on. The
-model is that of --model, else the newest checkpoint in --workdir, else the config's model.path. An
-evaluation that was stopped goes on where it was when the same command is given again.
+model is that of --model, else the newest checkpoint in --workdir, else the config's model.path. A
+run's --workdir is played as in its own evaluations, with the running mean of its weights where it
+keeps one (learn.ema_decay), and --model=RUN with the weights themselves; the table says which. An
+evaluation that was stopped goes on where it was when the same command is given again. It runs on
+one host; docs/evaluation.md has the suites, their data, and how to add one.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ if __name__ == "__main__":  # before all else, so that --help needs no JAX
     whole = functools.partial(flags.DEFINE_integer, lower_bound=0)
     flags.DEFINE_list("suite", [], "Suites to run, by name; none: heldout.")
     flags.DEFINE_string("model", "", "Model folder or run, like model.path.")
-    flags.DEFINE_string("workdir", "", "A run, whose newest checkpoint is evaluated.")
+    flags.DEFINE_string("workdir", "", "A run: the newest mean of its weights, if it keeps one.")
     flags.DEFINE_string("endpoint", "", "Address of an OpenAI-compatible server, up to /v1.")
     flags.DEFINE_string("served_model", "", "Name of the model there.")
     flags.DEFINE_string("key_variable", "", "Environment variable with the endpoints' API key.")
@@ -56,7 +59,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import config_dict
 
-from spade_jax import limits, weights
+from spade_jax import hosts, limits, weights
 from spade_jax import run as run_setup
 from spade_jax.design.families import LEVELS
 from spade_jax.envs.sandbox import Sandbox
@@ -135,7 +138,7 @@ def open_model(c: config_dict.ConfigDict, contexts: Sequence[int]) -> Iterator[P
     """A model in this process, with room for the longest of these lengths it can have."""
     path = FLAGS.model or FLAGS.workdir or c.model.path
     with jax.set_mesh(sharding.make_mesh(c.mesh)):
-        source = weights.find(path, mean=not FLAGS.model)
+        source = weights.find(path, mean=bool(FLAGS.workdir))
         positions = source.model.max_positions
         tokenizer = run_setup.new_tokenizers(c, source.folder)[Role.AGENT]
         places = sharding.parameters(declare(source.model), jax.sharding.get_mesh(), "sample")
@@ -150,7 +153,7 @@ def open_model(c: config_dict.ConfigDict, contexts: Sequence[int]) -> Iterator[P
             block=c.sampling.block,
         )
         step = "" if source.step is None else f" at iteration {source.step}"
-        mean = ", its running mean of weights" if source.mean else ""
+        mean = ", the running mean of its weights" if source.mean else ""
         name = f"{path or 'the bundled model'}{step}{mean}"
         yield Partner(Policy(sampler, tokenizer), positions, name, _stamp(source.path))
 
@@ -267,8 +270,15 @@ def main(words: list[str]) -> int:
         raise UsageError(
             f"unexpected argument {words[0]!r}; only `compare A B` takes names of files"
         )
-    if FLAGS.endpoint and (FLAGS.model or FLAGS.workdir):
-        raise UsageError("--endpoint and --model (or --workdir) name two models; give one of them")
+    given = [f"--{name}" for name in ("model", "workdir", "endpoint") if getattr(FLAGS, name)]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} name several models; give one of them")
+    place = hosts.find_place("", -1, -1)
+    if place is not None and place.hosts > 1:
+        raise UsageError(
+            f"an evaluation runs on one host, and JAX's variables say {place.hosts}; unset "
+            "JAX_COORDINATOR_ADDRESS and its like, or serve the model and give --endpoint=URL"
+        )
     names = [name for name in FLAGS.suite if name] or ["heldout"]
     folder = Path(FLAGS.output) if FLAGS.output else default_output(FLAGS.config)
     return evaluate(FLAGS.config, list(dict.fromkeys(names)), folder)

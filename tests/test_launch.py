@@ -136,8 +136,8 @@ def test_tests_are_linted_first_and_tiered(launch: Callable) -> None:
 def test_evaluation_packages_come_without_their_dependencies(launch: Callable) -> None:
     done, log = launch("install_eval.sh")
     assert done.returncode == 0, done.stderr
-    assert f"--editable {ROOT}" in log[0]
-    assert log[1].endswith("--no-deps bfcl-eval==2026.3.23 mpmath==1.3.0")
+    assert f"--editable {ROOT}[eval] textarena==" in log[0] and "--no-deps" not in log[0]
+    assert log[1].endswith("--no-deps gem-llm==0.1.0 bfcl-eval==2026.3.23")
     assert launch("install_eval.sh")[1] == []
 
 

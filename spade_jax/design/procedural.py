@@ -218,8 +218,8 @@ def package_tasks(provider: str, sandbox: Sandbox, max_level: int) -> list[Proce
         failure = begun if isinstance(begun, Failure) else told
         needs = adapters.INSTALLED_BY[package.modules[0].partition(".")[0]]
         raise UsageError(
-            f"{provider} does not run in the sandbox ({failure.message}); run `pip install "
-            f"{needs}`, or choose another environments.provider"
+            f"{provider} does not run in the sandbox ({failure.message}); run `{needs}`, or choose "
+            "another environments.provider"
         )
     return [
         Procedural(

@@ -114,10 +114,10 @@ class PackagedEnv:
 """
 
 PACKAGES = {"reasoning_gym": _REASONING_GYM, "textarena": _TEXTARENA, "gem": _GEM}
-INSTALLED_BY = {  # by the name it is imported by; rlve-gym does not say what it needs itself
-    "reasoning_gym": "reasoning-gym",
-    "gem": "gem-llm",
-    "Gym": "rlve-gym torch networkx sympy",
+INSTALLED_BY = {  # by the name it is imported by
+    "reasoning_gym": "pip install reasoning-gym",
+    "gem": "bash launch/install_eval.sh",  # gem-llm asks for an older msgspec than we do
+    "Gym": "pip install rlve-gym torch networkx sympy",  # it does not say what it needs
 }
 
 
@@ -156,8 +156,8 @@ def to_import(modules: Sequence[str]) -> tuple[str, ...]:
         if not all(map(str.isidentifier, module.split("."))):
             raise UsageError(f"{module!r} is no name of a module; give the name it is imported by")
         if importlib.util.find_spec(root) is None:
-            wanted = INSTALLED_BY.get(root, root)
-            raise UsageError(f"{root} is not installed; run `pip install {wanted}`")
+            command = INSTALLED_BY.get(root, f"pip install {root}")
+            raise UsageError(f"{root} is not installed; run `{command}`")
     return ("numpy", *modules) if modules else ()  # numpy loads parts of itself late
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import openai
 import pytest
@@ -20,6 +21,7 @@ from spade_jax.policy.tokenizer import ChatTokenizer
 from spade_jax.types import Arm, UsageError
 from tests import small_run
 from tests.serve.scripted import NAME, serving
+from tests.test_weights import make_run
 
 Run = Callable[..., int]
 ASKED = {
@@ -209,7 +211,8 @@ def test_a_model_too_short_for_a_suite(
     ("given", "told"),
     [
         ({"suite": ["aime2"]}, "no suite is called 'aime2' .near: aime2[56].; choose from"),
-        ({"endpoint": "http://x/v1", "model": "y"}, "name two models"),
+        ({"endpoint": "http://x/v1", "model": "y"}, "--model and --endpoint name several models"),
+        ({"workdir": "x", "model": "y"}, "--model and --workdir name several models; give one"),
         ({"suite": ["aime25"], "endpoint": "http://x/v1"}, "pass --served_model=NAME"),
         ({"suite": ["aime25"], "top_p": 1.5}, "top_p must be above 0 and at most 1"),
         ({"suite": ["aime26"]}, "items of aime26 are not in .*hf download.*math-ai/aime26"),
@@ -218,6 +221,33 @@ def test_a_model_too_short_for_a_suite(
 def test_mistakes(run: Run, tmp_path: Path, given: dict, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         run(output=str(tmp_path / "out"), **given)
+
+
+def test_a_run_is_played_as_it_plays_itself(
+    run: Run, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A workdir stands for the mean of its weights, a model for the weights; both say so."""
+    mean = weights.find(model_folder).load()
+    trained = jax.tree.map(jnp.zeros_like, mean)
+    workdir = make_run(tmp_path / "run", model_folder, {2: trained}, mean=mean)
+    for given in ({"workdir": workdir}, {"model": workdir}, {"model": model_folder}):
+        [(name, place)] = given.items()
+        assert (
+            run(**ASKED | {name: str(place), "output": str(tmp_path / f"{name}-{place.name}")}) == 0
+        )
+    told = capsys.readouterr().out
+    assert f"{workdir} at iteration 2, the running mean of its weights:" in told
+    assert f"{workdir} at iteration 2:" in told and f"{model_folder}:" in told
+    averaged, plain = made(tmp_path / "workdir-run"), made(tmp_path / "model-run")
+    assert averaged == made(tmp_path / f"model-{model_folder.name}") != plain
+
+
+def test_several_hosts_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = {"COORDINATOR_ADDRESS": "10.0.0.1:1234", "NUM_PROCESSES": "2", "PROCESS_ID": "1"}
+    for name, value in named.items():
+        monkeypatch.setenv(f"JAX_{name}", value)
+    with pytest.raises(UsageError, match="runs on one host, and JAX's variables say 2; unset"):
+        run(suite=["aime25"])
 
 
 def test_comparing_from_the_command_line(

@@ -103,7 +103,7 @@ def test_games_of_the_packages(package: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(games.adapters.importlib.util, "find_spec", lambda name: None)
     with (
-        pytest.raises(UsageError, match="gem is not installed; run `pip install gem-llm`"),
+        pytest.raises(UsageError, match="gem is not installed; run `bash launch/install_eval.sh`"),
         games.open_games("gem"),
     ):
         pass
