@@ -85,24 +85,30 @@ def updates(hosts: int, devices: int, *arguments: object) -> list[dict]:
 
 
 def test_updates_of_two_hosts_are_those_of_one(model_folder: Path, tmp_path: Path) -> None:
-    """Three: on two hosts of two devices, on two of four, and on one; each goes on from the last.
+    """Three: on two hosts of two devices, on four in two replicas, and on one; each goes on from
+    the last.
 
-    In between, the second host talks with the policy three times as often as the first.
+    After each the second host, or replica, asks the policy three times as often as the first.
     """
     alone = updated(1, model_folder, tmp_path / "alone", "1x1x1x1", 3)
     both = updates(2, 2, model_folder, tmp_path / "moved", "1x-1x1x1", 1)
-    wider = updates(2, 4, model_folder, tmp_path / "moved", "1x2x2x2", 1)
+    four = updates(4, 2, model_folder, tmp_path / "moved", "1x2x2x2", 1, 2)
     one = updated(2, model_folder, tmp_path / "moved", "1x2x1x1", 1)
-    assert both[0]["params"] == both[1]["params"] and wider[0]["params"] == wider[1]["params"]
-    assert both[1]["asked"] == 3 * both[0]["asked"] > 0
-    assert both[0]["largest_share"] == 1 / 4 and wider[1]["largest_share"] == 1 / 8
+    for each in (both, four):
+        assert all(host["params"] == each[0]["params"] for host in each)
+        assert all(host["said"] == each[0]["said"] for host in each)
+    asked = both[0]["asked"]
+    assert [host["asked"] for host in both] == [asked, 3 * asked] and asked > 0
+    assert [host["asked"] for host in four] == [asked, 0, 3 * asked, 0]
+    assert both[0]["largest_share"] == 1 / 4 and four[1]["largest_share"] == 1 / 8
     for got, expected in zip(one["params"], alone["params"], strict=True):
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
-    assert one["said"] == alone["said"]
+    assert both[0]["said"] + four[0]["said"] + one["said"] == alone["said"]
 
 
 def test_a_run_of_two_hosts_is_that_of_one(model_folder: Path, tmp_path: Path) -> None:
-    """Self-play; the second host is told to stop after an iteration, and then both go on.
+    """Self-play; the second host is told to stop after an iteration, and then both go on, as one
+    replica.
 
     What both designed and played is the same to the letter, the weights are to rounding.
     """
@@ -116,9 +122,11 @@ def test_a_run_of_two_hosts_is_that_of_one(model_folder: Path, tmp_path: Path) -
         codes, printed = fleet.end()
     assert codes == [RESTART] * 2, "\n".join(printed)
     assert "saved iteration" in printed[0] and "saved iteration" not in printed[1]
-    with Fleet(2, 2, *train_command(c, shared), "--export_hf") as fleet:
+    together = small_run.with_field(c, "hosts.per_replica", 2)
+    with Fleet(2, 2, *train_command(together, shared), "--export_hf") as fleet:
         codes, printed = fleet.end()
     assert codes == [0, 0], "\n".join(printed)
+    assert "sampling: on each of 1 replicas of 2 hosts, data 1, fsdp" in printed[0]
     assert "going on" in printed[0] and "iteration 3/3" not in printed[1]
     (ours, our_host), (theirs, their_host) = outcome(c, shared), outcome(c, alone)
     for a, b in zip(ours, theirs, strict=True):
@@ -141,18 +149,21 @@ def test_a_run_of_two_hosts_is_that_of_one(model_folder: Path, tmp_path: Path) -
 
 
 def test_a_host_that_is_killed_ends_the_others(model_folder: Path, tmp_path: Path) -> None:
-    """Within the limit of heartbeats; the same command then goes on."""
+    """Within the limit of heartbeats, whether they sample apart or as one replica; the same command
+    then goes on."""
     fields = {"environments__source": "fixed", "environments__size": 6, "learn__rows": (4,)}
     fields |= {"checkpoint__every": 1, "hosts__heartbeat_seconds": HEARTBEAT}
-    c = small_run.run_config(model_folder, iterations=200, **fields)
-    with Fleet(2, 2, *train_command(c, tmp_path)) as fleet:
-        fleet.wait_for(tmp_path / "metrics.jsonl", 2)
-        fleet.processes[1].kill()
-        killed = time.monotonic()
-        codes, printed = fleet.end()
-        assert time.monotonic() - killed < 6 * HEARTBEAT
-    assert codes[1] == -signal.SIGKILL and codes[0] not in (0, 2), printed[0]
-    done = len(metrics.read_metrics(tmp_path))
+    c, done = small_run.run_config(model_folder, iterations=200, **fields), 0
+    for per_replica in (1, 2):
+        command = train_command(small_run.with_field(c, "hosts.per_replica", per_replica), tmp_path)
+        with Fleet(2, 2, *command) as fleet:
+            fleet.wait_for(tmp_path / "metrics.jsonl", done + 2)
+            fleet.processes[1].kill()
+            killed = time.monotonic()
+            codes, printed = fleet.end()
+            assert time.monotonic() - killed < 6 * HEARTBEAT
+        assert codes[1] == -signal.SIGKILL and codes[0] not in (0, 2), printed[0]
+        done = len(metrics.read_metrics(tmp_path))
     shorter = small_run.with_field(c, "iterations", done + 1)
     with Fleet(2, 2, *train_command(shorter, tmp_path)) as fleet:
         codes, printed = fleet.end()

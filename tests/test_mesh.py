@@ -47,7 +47,7 @@ def test_a_run_goes_on_on_half_and_on_twice_the_devices(model_folder: Path, tmp_
     half = updated(4, model_folder, tmp_path / "moved", "1x-1x1x2", 1)
     for got, expected in zip(half["params"], alone["params"], strict=True):
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
-    assert half["said"] == alone["said"]
+    assert half["said"] == alone["said"][-1:]
     assert alone["largest_share"] == 1 and half["largest_share"] == 1 / 4
     assert eight["largest_share"] == 1 / 4  # data keeps copies
 
