@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from spade_jax import config
+from spade_jax.configs import ablations
 from spade_jax.learn import rewards
 from tests import documented, small_run
 from tests.documented import PAGES, ROOT, Block
@@ -327,6 +328,29 @@ def test_the_tree_of_the_readme_exists() -> None:
         not in ("__init__.py", "__pycache__", "assets", "configs", "program.py", "jsonl.py")
     } - {path.name for path in paths}
     assert not left_out, f"the tree of README.md lacks {left_out}"
+
+
+@pytest.mark.parametrize("page", pages())
+def test_fields_and_files_that_are_named_exist(page: Path) -> None:
+    """Between backticks: `group.field`, --config.group.field=..., and paths with a suffix."""
+    fields = config.flatten(config.load("default"))
+    groups = {field.partition(".")[0] for field in fields if "." in field}
+    special = {"data", "train"}  # groups of the warm start's config alone
+    named = re.findall(r"`([^`\n]+)`", page.read_text("utf-8"))
+    for text in named:
+        for found in re.findall(r"--config\.([\w.]+)|^([a-z]+\.(?!py$|jsonl$)\w+)(?:=\S+)?$", text):
+            field = "".join(found)
+            if field.partition(".")[0] in groups - special:
+                assert field in fields, f"`{text}` names no field of configs/default.py"
+        if re.fullmatch(r"[\w./]+/[\w.]+\.(py|sh|txt|toml)", text):
+            places = (ROOT, page.parent, ROOT / "spade_jax")
+            assert any((place / text).exists() for place in places), f"there is no `{text}`"
+
+
+def test_words_of_ablations_are_all_told() -> None:
+    [table] = re.findall(r"(?ms)^\| word \|.*?(?=\n\n)", (ROOT / "docs" / "configs.md").read_text())
+    words = [w for row in table.splitlines() for w in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(words) == sorted(ablations.WORDS)
 
 
 def test_variables_that_pages_export_are_those_of_the_scripts() -> None:
