@@ -163,6 +163,15 @@ def read_report(text: str) -> tuple[int, list[tuple[int, str]]]:
     return int(total.group(1)) if total else 0, found
 
 
+def needed(message: str) -> int:
+    """Bytes that a program needs, from the compiler's words that they are too many; 0: unsaid.
+
+    The total of its report counts memory twice that is used for one thing after another.
+    """
+    found = re.search(r"(?:Used |memory required [^(]*\()([\d.]+)([KMG])", message)
+    return int(float(found.group(1)) * _UNITS[f"{found.group(2)}iB"]) if found else 0
+
+
 def named(shapes: str, text: str) -> str:
     """A buffer by the shapes it holds, the largest first, and where the first one comes from."""
     first = max(shapes.split(", "), key=_size)
@@ -206,6 +215,7 @@ def compiled(program: Program, rate: Rates, topology: str, folder: Path) -> Fact
             raise
         took = time.perf_counter() - began
         text, total, largest = _written(folder)
+        total = needed(str(error)) or total
         arguments = programs.per_device((program.arguments, program.options))
         return dataclasses.replace(
             facts,

@@ -64,34 +64,51 @@ def phases(
     return tuple(out)
 
 
-def remedies(c: config_dict.ConfigDict, phase: Phase, pieces: int, devices: int) -> list[str]:
+def remedies(
+    c: config_dict.ConfigDict, phase: Phase, *, pieces: int, devices: int, replicas: int
+) -> list[str]:
     """Changes each of which would make a phase fit by itself, as far as arithmetic goes.
 
-    `pieces` are those among which a batch is divided.
+    `pieces` are those among which a batch is divided, `replicas` those that sample apart.
     """
     over, parts, out = phase.total - phase.granted, phase.parts, []
-    cache, rows = parts.get("cache", 0), list(c.learn.rows)
-    if phase.name == "learn" and parts[phase.program] > over:
-        if c.model.remat != "layer":
-            out.append("keep less for the backward pass (--config.model.remat=layer)")
-        elif max(rows) > pieces:
-            fewer = tuple(max(pieces, n // 2) for n in rows)
-            out.append(f"a smaller micro-batch (--config.learn.rows={fewer})")
-        else:
-            out.append("shorter rows (--config.learn.row_tokens, --config.play.context)")
+    cache, copied = parts.get("cache", 0), parts.get("sampling copy", 0)
+    if phase.name == "learn":
+        out += _smaller_batches(c, over, parts[phase.program] - parts.get("parameters", 0), pieces)
     if cache > over:
         slots = math.floor(c.sampling.slots * (cache - over) / cache)
         if slots:
             out.append(f"fewer conversations at once (--config.sampling.slots={slots})")
     if phase.name == "sample" and cache + parts[phase.program] > over:
         out.append("a shorter context (--config.play.context, --config.learn.row_tokens)")
-    if parts.get("sampling copy", 0) / 2 > over:
-        out.append("the sampling copy in more pieces (--config.sampling.tensor, .expert)")
+    divided = copied + cache + (parts[phase.program] if phase.name == "weights" else 0)
+    if phase.name != "learn" and divided > over:
+        times = 2 ** math.ceil(math.log2(divided / (divided - over)))
+        if times <= replicas:
+            hosts = times * c.hosts.per_replica
+            out.append(f"replicas of more hosts (--config.hosts.per_replica={hosts})")
+        elif copied / 2 > over:
+            out.append("the sampling copy in more pieces (--config.sampling.tensor, .expert)")
     state = sum(parts.get(name, 0) for name in LEARNER)
     if state > over:
         needed = math.ceil(devices * state / (state - over))
         out.append(f"a slice of at least {needed} devices")
     return out or [f"a slice of chips with more memory, or one of {2 * devices} devices and more"]
+
+
+def _smaller_batches(
+    c: config_dict.ConfigDict, over: float, scales: float, pieces: int
+) -> list[str]:
+    """Changes to an update of which `scales` grows with its rows; the gradient does not."""
+    out = []
+    if c.model.remat != "layer":
+        out.append("keep less for the backward pass, if enough (--config.model.remat=layer)")
+    if scales <= over:
+        return out
+    kept = [math.floor(n * (1 - over / scales) / pieces) * pieces for n in c.learn.rows]
+    if min(kept):
+        return [*out, f"a smaller micro-batch (--config.learn.rows={tuple(kept)})"]
+    return [*out, "shorter rows (--config.learn.row_tokens, --config.play.context)"]
 
 
 # -- time -------------------------------------------------------------------------------------

@@ -116,7 +116,10 @@ def as_json(r: Report) -> dict[str, Any]:
 
 
 def _remedies(r: Report, phase: Phase) -> list[str]:
-    return estimate.remedies(r.slice.config, phase, r.slice.pieces, r.slice.devices)
+    s = r.slice
+    return estimate.remedies(
+        s.config, phase, pieces=s.pieces, devices=s.devices, replicas=s.replicas
+    )
 
 
 # -- for people -------------------------------------------------------------------------------

@@ -68,25 +68,38 @@ def c() -> config_dict.ConfigDict:
     return small_run.configured("tiny", fields)
 
 
-def fitting(c: config_dict.ConfigDict, **parts: int) -> list[str]:
-    phase = estimate.Phase("learn", {"train step": 0, **parts}, "train step", 100.0)
-    return estimate.remedies(c, phase, pieces=4, devices=4)
+def fitting(c: config_dict.ConfigDict, name: str = "learn", **parts: int) -> list[str]:
+    """What would make this phase fit into 100, on 4 devices with 2 replicas."""
+    phase = estimate.Phase(name, {"program": 0, **parts}, "program", 100.0)
+    return estimate.remedies(c, phase, pieces=4, devices=4, replicas=2)
 
 
-def test_what_would_make_it_fit(c: config_dict.ConfigDict) -> None:
-    """20 too much: of a cache of 60 for 10 slots it leaves 6; a state of 90 on 4 divides by 6."""
-    assert fitting(c, cache=60, parameters=60)[0].endswith("--config.sampling.slots=6)")
-    assert fitting(c, cache=30, optimizer=90)[-1] == "a slice of at least 6 devices"
-    assert "--config.learn.rows=(4, 4)" in fitting(c, **{"train step": 110})[0]
+def test_what_would_make_sampling_fit(c: config_dict.ConfigDict) -> None:
+    """20 too much: of a cache of 60 for 10 slots it leaves 6; half of a copy of 50 is enough."""
+    assert fitting(c, "sample", cache=60, parameters=60)[0].endswith("--config.sampling.slots=6)")
+    assert "a shorter context" in fitting(c, "sample", program=70, cache=50)[1]
+    spread = "replicas of more hosts (--config.hosts.per_replica=2)"
+    assert spread in fitting(c, "sample", parameters=70, **{"sampling copy": 50})
+    assert spread in fitting(c, "weights", parameters=70, program=50)
+    assert spread not in fitting(c, "sample", parameters=90, **{"sampling copy": 30})  # 4 hosts
+
+
+def test_what_would_make_an_update_fit(c: config_dict.ConfigDict) -> None:
+    """A state of 90 on 4 divides by 6. A gradient of 20 does not shrink with the rows: of the other
+    90 are 10 too many, so 8/9 of the rows are left, in multiples of 4."""
+    assert fitting(c, optimizer=90, rest=30)[-1] == "a slice of at least 6 devices"
     with c.unlocked():
-        c.learn.rows = (4, 4)
-    assert "shorter rows" in fitting(c, **{"train step": 110})[0]
+        c.learn.rows = (16, 8)
+    assert "--config.learn.rows=(12, 4)" in fitting(c, program=90, parameters=20)[0]
+    with c.unlocked():
+        c.learn.rows = (16, 4)
+    assert "shorter rows" in fitting(c, program=90, parameters=20)[0]
     with c.unlocked():
         c.model.remat = "dots"
-    assert "--config.model.remat=layer" in fitting(c, **{"train step": 110})[0]
-    decode = estimate.Phase("sample", {"decode": 70, "cache": 50}, "decode", 100.0)
-    assert "a shorter context" in estimate.remedies(c, decode, pieces=4, devices=4)[1]
-    assert "8 devices" in fitting(c, **{name: 30 for name in ("w", "x", "y", "z")})[0]
+    assert "--config.model.remat=layer" in fitting(c, program=90, parameters=20)[0]
+    assert fitting(c, w=60, x=60) == [
+        "keep less for the backward pass, if enough (--config.model.remat=layer)"
+    ]
 
 
 def test_active_parameters() -> None:
@@ -204,6 +217,12 @@ Total bytes: 0 (0B)
 """
     total, largest = compiler.read_report(text)
     assert total == 26843550720
+    words = (
+        "Ran out of memory on HBM, the total memory required for HLO temporaries (62.50G) exceeds"
+    )
+    assert compiler.needed(words) == 62.5 * 2**30
+    assert compiler.needed("Ran out of memory in hbm. Used 800.0M of 31.2G hbm.") == 800 * 2**20
+    assert compiler.needed("INTERNAL: 3") == 0
     assert largest == [
         (16 * 2**30, "pred[], s32[65536,65536]"),
         (8 * 2**30, "2\u00d7bf16[65536,65536]"),
