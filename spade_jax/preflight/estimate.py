@@ -100,6 +100,9 @@ def _smaller_batches(
     c: config_dict.ConfigDict, over: float, scales: float, pieces: int
 ) -> list[str]:
     """Changes to an update of which `scales` grows with its rows; the gradient does not."""
+    whole = tuple(math.ceil(n / pieces) * pieces for n in c.learn.rows)
+    if whole != tuple(c.learn.rows):  # what is not divided is on every device
+        return [f"rows that fall into {pieces} pieces (--config.learn.rows={whole})"]
     out = []
     if c.model.remat != "layer":
         out.append("keep less for the backward pass, if enough (--config.model.remat=layer)")

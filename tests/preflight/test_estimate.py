@@ -95,7 +95,10 @@ def test_what_would_make_an_update_fit(c: config_dict.ConfigDict) -> None:
         c.learn.rows = (16, 4)
     assert "shorter rows" in fitting(c, program=90, parameters=20)[0]
     with c.unlocked():
-        c.model.remat = "dots"
+        c.learn.rows = (16, 6)
+    assert "into 4 pieces (--config.learn.rows=(16, 8))" in fitting(c, program=90, parameters=20)[0]
+    with c.unlocked():
+        c.learn.rows, c.model.remat = (16, 4), "dots"
     assert "--config.model.remat=layer" in fitting(c, program=90, parameters=20)[0]
     assert fitting(c, w=60, x=60) == [
         "keep less for the backward pass, if enough (--config.model.remat=layer)"

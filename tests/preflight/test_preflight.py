@@ -120,7 +120,7 @@ def test_a_run_that_does_not_fit(
     assert "sample does not fit by 3.25 GiB: cache 9.00, decode 16 slots 6.00, optimizer" in told
     assert "learn does not fit by 3.25 GiB: train step 16.00, optimizer 2.00" in told
     assert "largest buffers of train step: 3.00 f32[9,1,2] of layer/dot, 1.00 bf16[7]" in told
-    assert "--config.sampling.slots=10" in told and "shorter rows (--config.learn" in told
+    assert "--config.sampling.slots=10" in told and "4 pieces (--config.learn.rows=(8, 4))" in told
 
 
 def test_a_program_the_compiler_refuses(
