@@ -45,3 +45,6 @@ quoted() {
 
 # Whether an exit code asks for another start: saved after SIGTERM, or ended by SIGTERM itself.
 asks_again() { [ "$1" = "$restart_code" ] || [ "$1" = 143 ]; }
+
+# Whether a host was killed, or aborted by JAX since another one was.
+lost_host() { [ "$1" = 137 ] || [ "$1" = 134 ]; }

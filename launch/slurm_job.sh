@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The batch script that slurm.sh submits: one trainer on each node, and the queue again where they
-# have saved and ask for it, unless the job was cancelled. SLURM copies this file elsewhere, hence SPADE_ROOT.
+# have saved and ask for it or one was killed, unless the job was cancelled. SLURM copies this file
+# elsewhere, hence SPADE_ROOT.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=venv.sh
@@ -19,8 +20,12 @@ srun --kill-on-bad-exit=0 "--cpus-per-task=$SLURM_CPUS_PER_TASK" \
     "--output=$SPADE_LOGS/%x-%j-%t.log" --open-mode=append \
     bash -c 'export JAX_PROCESS_ID="$SLURM_PROCID"; exec "$@"' trainer \
     "$venv/bin/python" -m spade_jax.train "$@" || code=$?
-if asks_again "$code" && [ "$(squeue --noheader --format=%T "--jobs=$SLURM_JOB_ID")" = RUNNING ]; then
-    echo "saved; queueing job $SLURM_JOB_ID again"
+again() {
+    asks_again "$code" && return
+    lost_host "$code" && [ "${SLURM_RESTART_COUNT:-0}" -lt "${SPADE_RESTARTS:-20}" ]
+}
+if again && [ "$(squeue --noheader --format=%T "--jobs=$SLURM_JOB_ID")" = RUNNING ]; then
+    echo "ended with exit code $code; queueing job $SLURM_JOB_ID again"
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

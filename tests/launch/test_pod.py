@@ -235,6 +235,7 @@ def test_run_comes_back_to_a_tpu_under_repair(machine: Machine) -> None:
         ("tpu_vm.sh", ["--workdir=runs/x"], POD, "the TPU and its disk are deleted at the end"),
         ("restart.sh", [], {}, "name the command to run"),
         ("restart.sh", ["true"], {"SPADE_FAILURES": "no"}, "SPADE_FAILURES is 'no' but must be"),
+        ("restart.sh", ["true"], {"SPADE_STEADY": "1 h"}, "SPADE_STEADY is '1 h' but must be"),
         ("gke.sh", ["manifest"], {}, "SPADE_JOB is not set; export it: a name for the run"),
         ("gke.sh", ["manifest"], {"SPADE_JOB": "j"}, "SPADE_IMAGE is not set"),
         ("gke.sh", ["xpk"], {"SPADE_JOB": "j", "SPADE_IMAGE": "i"}, "SPADE_CLUSTER is not set"),

@@ -21,6 +21,8 @@ SCRIPTED = "n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) >n; set -- $CODES;
         ("1 1 0", "3", 0, 3),
         ("1 70 9 0", "3", 9, 3),  # three in a row
         ("1 1 75 1 1 0", "3", 0, 6),  # not in a row
+        ("134 137 0", "3", 0, 3),  # JAX aborts a host that misses another one; one was killed
+        ("134 255 134 0", "3", 134, 3),  # over and over it is no accident
         ("2 0", "3", 2, 1),
         ("75 2 0", "3", 2, 2),
         ("130 0", "3", 130, 1),
@@ -30,6 +32,16 @@ def test_restarts(machine: Machine, codes: str, limit: str, code: int, starts: i
     shell = ["bash", "-c", SCRIPTED]
     done = machine.run("restart.sh", *shell, CODES=codes, SPADE_FAILURES=limit)
     assert (done.returncode, (machine.folder / "n").read_text()) == (code, f"{starts}\n")
+
+
+def test_a_failure_after_a_long_time_is_the_first_in_a_row(machine: Machine) -> None:
+    """Where a start of no seconds is long."""
+    shell = ["bash", "-c", SCRIPTED]
+    more = {"SPADE_FAILURES": "2", "SPADE_STEADY": "0"}
+    done = machine.run("restart.sh", *shell, CODES="134 134 134 0", **more)
+    assert done.returncode == 0
+    first = "failed with exit code 134, failure 1 of 2 in a row; restarting in 0 s"
+    assert done.stderr.splitlines() == [first] * 3
 
 
 def test_giving_up_says_so(machine: Machine) -> None:
@@ -86,6 +98,15 @@ def test_one_tpu_vm_from_first_to_last(
     done = machine.run("tpu_vm.sh", "--workdir=gs://b/run", **POD, SPADE_KEEP=keep)
     assert done.returncode == code
     assert [call[len(TPU_VM)] for call in machine.calls] == expected.split()
+
+
+def test_a_pod_of_which_a_host_was_lost_is_started_again(machine: Machine) -> None:
+    """gcloud passes on the exit code of a worker that JAX has aborted; the TPU is still there."""
+    machine.answer(list=[("READY\n", 0)], **{"sh train": [("", 134), ("[0] done\n", 0)]})
+    pod = ("bash", str(ROOT / "launch" / "pod.sh"), "run")
+    done = machine.run("restart.sh", *pod, **POD)
+    assert done.returncode == 0, done.stderr
+    assert "failed with exit code 134, failure 1 of 3 in a row; restarting" in done.stderr
 
 
 def test_one_tpu_vm_through_a_preemption(machine: Machine) -> None:

@@ -32,7 +32,9 @@ def test_sbatch_that_refuses(machine: Machine, worker: dict[str, str]) -> None:
     assert machine.run("slurm.sh", **worker, **JOB).returncode == 5
 
 
-def batch(machine: Machine, code: int, nodes: int = 2) -> subprocess.CompletedProcess[str]:
+def batch(
+    machine: Machine, code: int, nodes: int = 2, restarts: int = 0
+) -> subprocess.CompletedProcess[str]:
     """Run the batch script, whose trainers end with the code."""
     machine.answer(
         srun=[("", code)], squeue=[("RUNNING\n", 0)], **{"show hostnames": [("n7\nn9\n", 0)]}
@@ -43,6 +45,7 @@ def batch(machine: Machine, code: int, nodes: int = 2) -> subprocess.CompletedPr
         SPADE_ROOT=str(ROOT),
         SPADE_VENV="/venv",
         SLURM_JOB_ID="20005",
+        SLURM_RESTART_COUNT=str(restarts),
         SLURM_NNODES=str(nodes),
         SLURM_JOB_NODELIST="n[7,9]",
         SLURM_CPUS_PER_TASK="16",
@@ -70,9 +73,22 @@ def test_one_node_needs_no_coordinator(machine: Machine) -> None:
     assert [call[0] for call in machine.calls] == ["srun"]
 
 
-@pytest.mark.parametrize(("code", "again"), [(75, True), (143, True), (1, False), (130, False)])
-def test_what_has_saved_is_queued_again(machine: Machine, code: int, again: bool) -> None:
-    assert batch(machine, code).returncode == code
+@pytest.mark.parametrize(
+    ("code", "restarts", "again"),
+    [
+        (75, 99, True),
+        (143, 99, True),
+        (1, 0, False),
+        (130, 0, False),
+        (134, 19, True),
+        (137, 19, True),
+        (134, 20, False),
+    ],
+)
+def test_what_has_saved_or_lost_a_host_is_queued_again(
+    machine: Machine, code: int, restarts: int, again: bool
+) -> None:
+    assert batch(machine, code, restarts=restarts).returncode == code
     assert (["scontrol", "requeue", "20005"] in machine.calls) == again
 
 
