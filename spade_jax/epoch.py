@@ -34,12 +34,11 @@ from spade_jax.types import (
 
 
 def draw_tasks(run: Run, host: HostState) -> list[DesignTask]:
-    """What to design: a skill, a document and examples for every slot."""
+    """What to design: a skill and examples for every slot."""
     c = run.config
     epoch = host.iteration // c.design.regenerate_every
     return designer.draw_tasks(
         host,
-        run.corpus,
         seed=c.seed,
         num_envs=c.design.num_envs,
         active=skills.active_skills(c.skills, c.skills_per_epoch, epoch),
@@ -49,14 +48,19 @@ def draw_tasks(run: Run, host: HostState) -> list[DesignTask]:
     )
 
 
-def write_designs(run: Run, policy: Policy, tasks: Sequence[DesignTask]) -> list[Design]:
-    """The policy's reply to every task."""
+def write_designs(
+    run: Run, policy: Policy, tasks: Sequence[DesignTask], position: int
+) -> list[Design]:
+    """The policy's reply to every task; documents from `position` of the corpus on.
+
+    A host reads those of its own share alone.
+    """
     c = run.config
     return run.divide(
         tasks,
         lambda own: designer.design(
             policy,
-            own,
+            designer.read_documents(own, run.corpus, position, c.design.per_prompt),
             limits.design_budget(c, run.model),
             seed=c.seed,
             prompt_set=c.design.prompts,

@@ -102,7 +102,7 @@ def iterate(run: Run, state: LearnerState, host: HostState) -> tuple[LearnerStat
     else:
         with stage("design"):
             tasks = epoch.draw_tasks(run, host)
-            designs = epoch.write_designs(run, designer, tasks)
+            designs = epoch.write_designs(run, designer, tasks, host.corpus_position)
         with stage("validate"):
             designs, verdicts = epoch.validate(run, designer, designs, host)
         run.show(designs, verdicts)

@@ -209,7 +209,9 @@ def script_the_designer(patch: pytest.MonkeyPatch) -> None:
     """Let `write_program` design in the policy's place; play stays the policy's."""
     write_designs = epoch.write_designs
 
-    def scripted(run: Run, policy: Policy, tasks: Sequence[DesignTask]) -> list[Design]:
-        return write_designs(run, Scripted(policy.tokenizer, write_program), tasks)
+    def scripted(
+        run: Run, policy: Policy, tasks: Sequence[DesignTask], position: int
+    ) -> list[Design]:
+        return write_designs(run, Scripted(policy.tokenizer, write_program), tasks, position)
 
     patch.setattr(epoch, "write_designs", scripted)

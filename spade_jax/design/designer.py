@@ -26,7 +26,6 @@ from spade_jax.types import (
 
 def draw_tasks(
     host: HostState,
-    corpus: Corpus | None,
     *,
     seed: int,
     num_envs: int,
@@ -35,11 +34,11 @@ def draw_tasks(
     negatives: int,
     per_prompt: int = 1,
 ) -> list[DesignTask]:
-    """One task a slot: a skill, the corpus's next document, examples from memory.
+    """One task a slot, still without its document: a skill, and examples from memory.
 
-    Groups of `per_prompt` neighbouring slots share all of these, and with them their prompt. The
-    groups take the active skills in turn, from a random one on, so that each is asked for equally
-    often. `corpus` is None, and `positives` and `negatives` are 0, in the ablations without them.
+    Groups of `per_prompt` neighbouring slots share these, and with them their prompt. The groups
+    take the active skills in turn, from a random one on, so that each is asked for equally often.
+    `positives` and `negatives` are 0 in the ablation without memory.
     """
     first = random.Random(f"{seed}/skills/{host.iteration}").randrange(len(active))
     tasks = []
@@ -54,13 +53,28 @@ def draw_tasks(
                 slot=slot,
                 skill=skill,
                 kind=skills.KINDS[skill],
-                document=corpus.document(host.corpus_position + group) if corpus else None,
+                document=None,
                 positives=memory.positive_seeds(host.memory, skill, positives, rng),
                 negatives=memory.negative_examples(host.memory, skill, negatives, rng),
                 prompt=f"{host.iteration:06d}-{leader:03d}",
             )
         )
     return tasks
+
+
+def read_documents(
+    tasks: Sequence[DesignTask], corpus: Corpus | None, position: int, per_prompt: int = 1
+) -> list[DesignTask]:
+    """The tasks, each with the document of its prompt; those of slot 0 have the one at `position`.
+
+    `corpus` is None in the ablation without it.
+    """
+    if corpus is None:
+        return list(tasks)
+    return [
+        dataclasses.replace(task, document=corpus.document(position + task.slot // per_prompt))
+        for task in tasks
+    ]
 
 
 def design(

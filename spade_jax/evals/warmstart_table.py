@@ -60,14 +60,9 @@ def measure_designs(
     """Sample `count` designs of all bundled skills and validate them."""
     wanted = sorted({family.skill for family in FAMILIES.values()})
     tasks = designer.draw_tasks(
-        HostState(),
-        corpus,
-        seed=seed,
-        num_envs=count,
-        active=wanted,
-        positives=0,
-        negatives=0,
+        HostState(), seed=seed, num_envs=count, active=wanted, positives=0, negatives=0
     )
+    tasks = designer.read_documents(tasks, corpus, 0)
     designs = designer.design(
         speaker, tasks, budget, seed=seed, prompt_set=prompt_set, code_characters=code_characters
     )

@@ -63,7 +63,10 @@ def draw(
         "positives": 2,
         "negatives": 1,
     } | options
-    return designer.draw_tasks(host or HostState(iteration=4, corpus_position=7), corpus, **options)
+    host = host or HostState(iteration=4, corpus_position=7)
+    tasks = designer.draw_tasks(host, **options)
+    per_prompt = options.get("per_prompt", 1)
+    return designer.read_documents(tasks, corpus, host.corpus_position, per_prompt)
 
 
 def test_tasks_are_balanced_over_the_skills(corpus: Corpus) -> None:
@@ -88,6 +91,17 @@ def test_documents_follow_the_corpus_position(corpus: Corpus) -> None:
     assert documents == [corpus.document(7 + slot) for slot in range(12)]
     assert len({document.id for document in documents[:3]}) == 3
     assert all(task.document is None for task in draw(None))
+
+
+def test_the_documents_of_a_share_are_read_alone(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots 2 and 3 share the second prompt of an epoch from position 7 on."""
+    tasks, read = draw(None, per_prompt=2), []
+    document = corpus.document
+    monkeypatch.setattr(corpus, "document", lambda n: read.append(n) or document(n))
+    two, three = designer.read_documents(tasks[2:4], corpus, 7, 2)
+    assert set(read) == {8} and two.document == three.document == document(8)
 
 
 def test_draws_repeat_and_change_with_seed_and_iteration(corpus: Corpus) -> None:
