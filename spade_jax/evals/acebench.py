@@ -18,7 +18,7 @@ none. The question is the conversation so far as text. English only.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,11 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from spade_jax.envs import parsers
-from spade_jax.envs.sandbox import Sandbox
 from spade_jax.evals import calls, prompts
 from spade_jax.evals.calls import Call
 from spade_jax.evals.matching import plain
-from spade_jax.evals.suites import Course, Item, Outcome, Say, Settings, Tools
+from spade_jax.evals.suites import Course, Item, Listed, Outcome, Say, Settings, Tools
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError, dataclass
 
@@ -187,7 +186,7 @@ def unsaid(category: str, reply: str, truth: Any) -> str:
     return f"not said: {missing[0]}" if missing else ""
 
 
-def course(entry: Entry) -> Course:
+def course(entry: Entry, play: int) -> Course:
     """One reply, and whether it is right."""
     reply = yield Say(messages=entry.messages, tools=entry.tools)
     if reply is None:
@@ -207,44 +206,33 @@ def course(entry: Entry) -> Course:
 # -- the suites -------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class OneReply:
-    """ACEBench normal or special, by category; its summaries are unweighted means over categories.
+@contextlib.contextmanager
+def open_normal(data: Path | None) -> Iterator[Listed]:
+    """ACEBench normal: functions are to be called; its figure is the mean over categories.
 
     Settings of the repository's `generate.py`: temperature 0.001, top-p 1, at most 1,000 tokens a
     reply. Of the context it says nothing: 16,384 is ours. The prompts say the same in our words and
     leave the form of calls to the model's template. Steps of a multi-turn dialogue are items each,
     as in its process accuracy; its end-to-end accuracy wants all of a dialogue.
     """
-
-    name: str
-    entries: tuple[Entry, ...]
-    settings: Settings = SETTINGS
-    sandbox: Sandbox | None = None
-
-    def items(self) -> Sequence[Item]:
-        return [
-            Item(
-                id=entry.id,
-                group="ACEBench {}: {}".format(*entry.category.split("_", 1)),
-                course=lambda play, entry=entry: course(entry),
-            )
-            for entry in self.entries
-        ]
-
-
-@contextlib.contextmanager
-def open_normal(data: Path | None) -> Iterator[OneReply]:
-    """The categories in which functions are to be called."""
     yield _suite("acebench_normal", NORMAL, data)
 
 
 @contextlib.contextmanager
-def open_special(data: Path | None) -> Iterator[OneReply]:
-    """The categories in which something is wrong with the request."""
+def open_special(data: Path | None) -> Iterator[Listed]:
+    """ACEBench special: something is wrong with the request; settings as in `open_normal`."""
     yield _suite("acebench_special", SPECIAL, data)
 
 
-def _suite(name: str, categories: Sequence[str], data: Path | None) -> OneReply:
+def _suite(name: str, categories: Sequence[str], data: Path | None) -> Listed:
     root = checkout(data)
-    return OneReply(name, tuple(e for each in categories for e in entries(root, each)))
+    items = [
+        Item(
+            id=entry.id,
+            group="ACEBench {}: {}".format(*category.split("_", 1)),
+            course=functools.partial(course, entry),
+        )
+        for category in categories
+        for entry in entries(root, category)
+    ]
+    return Listed(name=name, settings=SETTINGS, all=tuple(items))

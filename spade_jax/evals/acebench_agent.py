@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import functools
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -30,12 +29,11 @@ from typing import Any
 
 from spade_jax.envs import parsers
 from spade_jax.envs.parsers import parse_program
-from spade_jax.envs.sandbox import Sandbox
 from spade_jax.evals import acebench, calls, prompts
 from spade_jax.evals.acebench import MEND
 from spade_jax.evals.calls import Call
-from spade_jax.evals.suites import USER, Course, Item, Outcome, Say, Settings, Tools, Work
-from spade_jax.evals.worlds import Part, Simulators, WorldLost, Worlds
+from spade_jax.evals.suites import USER, Course, Item, Listed, Outcome, Say, Settings, Tools, Work
+from spade_jax.evals.worlds import Part, Simulators, WorldLost, Worlds, open_simulators
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError, dataclass
 
@@ -188,7 +186,7 @@ def coverage(made: Sequence[tuple[Call, ...]], ways: Sequence[Sequence[tuple[Cal
 # -- playing ----------------------------------------------------------------------------------
 
 
-def course(entry: Entry, simulators: Simulators) -> Course:
+def course(entry: Entry, simulators: Simulators, play: int) -> Course:
     """A task's course: it is won where the apps end as they should."""
     worlds = yield Work(do=simulators.open)
     made: list[tuple[Call, ...]] = []
@@ -260,8 +258,11 @@ def _user(*messages: Message) -> Generator[Say, Any, str]:
 # -- the suite --------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Agent:
+SETTINGS = Settings(plays=1, sampling=Sampling(temperature=0.001), reply=1000, context=32768)
+
+
+@contextlib.contextmanager
+def open_agent(data: Path | None, categories: Sequence[str] = CATEGORIES) -> Iterator[Listed]:
     """ACEBench agent: 20 tasks step by step, 30 in talk with a user; its figure is their mean.
 
     Settings of the repository's `apimodel_inference.py`: temperature 0.001, top-p 1, at most 1,000
@@ -271,31 +272,15 @@ class Agent:
     the user's instructions are the repository's, the rest of the prompts is ours, and calls have
     the form of the model's template.
     """
-
-    simulators: Simulators
-    entries: tuple[Entry, ...]
-    name: str = "acebench_agent"
-    settings: Settings = Settings(  # noqa: RUF009 - frozen, all the way down
-        plays=1, sampling=Sampling(temperature=0.001), reply=1000, context=32768
-    )
-    sandbox: Sandbox | None = None
-
-    def items(self) -> Sequence[Item]:
-        return [
+    root = acebench.checkout(data)
+    chosen = tuple(entry for each in categories for entry in entries(root, each))
+    with open_simulators([e.parts for e in chosen], [root], MEND) as simulators:
+        items = [
             Item(
                 id=entry.id,
                 group=f"ACEBench agent: {entry.category.removeprefix('agent_')}",
-                course=lambda play, entry=entry: course(entry, self.simulators),
+                course=functools.partial(course, entry, simulators),
             )
-            for entry in self.entries
+            for entry in chosen
         ]
-
-
-@contextlib.contextmanager
-def open_agent(data: Path | None, categories: Sequence[str] = CATEGORIES) -> Iterator[Agent]:
-    """The agent's part of a checkout."""
-    root = acebench.checkout(data)
-    chosen = tuple(entry for each in categories for entry in entries(root, each))
-    modules = sorted({part.module for entry in chosen for part in entry.parts})
-    with Simulators(modules, [root], MEND) as simulators:
-        yield Agent(simulators, chosen)
+        yield Listed(name="acebench_agent", settings=SETTINGS, all=tuple(items))

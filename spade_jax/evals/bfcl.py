@@ -17,11 +17,10 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from pathlib import Path
 from typing import Any
 
-from spade_jax.envs.sandbox import Sandbox
 from spade_jax.evals import calls
 from spade_jax.evals.calls import Call
-from spade_jax.evals.suites import Course, Item, Outcome, Say, Settings, Tools, Work
-from spade_jax.evals.worlds import Part, Simulators, WorldLost, Worlds
+from spade_jax.evals.suites import Course, Item, Listed, Outcome, Say, Settings, Tools, Work
+from spade_jax.evals.worlds import Part, Simulators, WorldLost, Worlds, open_simulators
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError, dataclass
 
@@ -169,7 +168,7 @@ class _Played:
         )
 
 
-def course(entry: Entry, source: Source, simulators: Simulators) -> Course:
+def course(entry: Entry, source: Source, simulators: Simulators, play: int) -> Course:
     """An entry's course, in a world for the model and one for the truth; it ends where it is lost.
 
     Raises WorldLost where something other than the model's calls broke the worlds.
@@ -239,43 +238,29 @@ def _judge(truth: Sequence[Call], worlds: Worlds, played: _Played) -> Generator[
 # -- the suite --------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class MultiTurn:
-    """BFCL v4 multi-turn: 800 entries in four categories of 200.
+SETTINGS = Settings(plays=1, sampling=Sampling(temperature=0.001), reply=4096, context=32768)
+
+
+@contextlib.contextmanager
+def open_multi_turn(
+    categories: Sequence[str] = CATEGORIES, source: Source | None = None
+) -> Iterator[Listed]:
+    """BFCL v4 multi-turn: 800 entries in four categories, from the package or a source like that.
 
     Settings of bfcl-eval 2026.3.23: temperature 0.001, at most 4,096 tokens a reply
     (`base_oss_handler`), at most 20 replies with calls a turn (`default_prompts`), no system
     prompt for models that call tools natively. Of the context it says nothing: 32,768 is ours. An
     entry is won where every turn is; a reply with a call that cannot be read ends its turn.
     """
-
-    source: Source
-    simulators: Simulators
-    entries: tuple[Entry, ...]
-    name: str = "bfcl_multi_turn"
-    settings: Settings = Settings(  # noqa: RUF009 - frozen, all the way down
-        plays=1, sampling=Sampling(temperature=0.001), reply=4096, context=32768
-    )
-    sandbox: Sandbox | None = None
-
-    def items(self) -> Sequence[Item]:
-        return [
+    source = source or installed()
+    chosen = tuple(entry for each in categories for entry in entries(source, each))
+    with open_simulators([e.parts for e in chosen], [source.imports], MEND) as simulators:
+        items = [
             Item(
                 id=entry.id,
                 group=f"BFCL v4 multi-turn: {entry.category}",
-                course=lambda play, entry=entry: course(entry, self.source, self.simulators),
+                course=functools.partial(course, entry, source, simulators),
             )
-            for entry in self.entries
+            for entry in chosen
         ]
-
-
-@contextlib.contextmanager
-def open_multi_turn(
-    categories: Sequence[str] = CATEGORIES, source: Source | None = None
-) -> Iterator[MultiTurn]:
-    """The suite of these categories, from the installed package unless a source is given."""
-    source = source or installed()
-    chosen = tuple(entry for each in categories for entry in entries(source, each))
-    modules = sorted({part.module for entry in chosen for part in entry.parts})
-    with Simulators(modules, [source.imports], MEND) as simulators:
-        yield MultiTurn(source, simulators, chosen)
+        yield Listed(name="bfcl_multi_turn", settings=SETTINGS, all=tuple(items))

@@ -7,7 +7,6 @@ JavaScript come as text in that language, which bfcl-eval's own converters read.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 import json
@@ -15,10 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spade_jax.envs.sandbox import Sandbox
 from spade_jax.evals import calls, matching
 from spade_jax.evals.bfcl import MEND, package
-from spade_jax.evals.suites import Course, Item, Outcome, Say, Settings, Tools
+from spade_jax.evals.suites import Course, Item, Listed, Outcome, Say, Settings, Tools
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError, dataclass
 
@@ -132,7 +130,7 @@ def _reader(convert: Callable[..., Any]) -> Callable[[Any, str, str | None], Any
     return read
 
 
-def course(entry: Entry) -> Course:
+def course(entry: Entry, play: int) -> Course:
     """One reply, and whether its calls are right."""
     reply = yield Say(messages=entry.messages, tools=entry.tools)
     if reply is None:
@@ -149,45 +147,31 @@ def course(entry: Entry) -> Course:
     return Outcome(score=float(not lost), won=not lost, answer=answer, details={"lost": lost})
 
 
-@dataclasses.dataclass(frozen=True)
-class SingleTurn:
-    """BFCL v4 single-turn, by category: 1,390 entries non-live, 2,251 live.
+SETTINGS = Settings(plays=1, sampling=Sampling(temperature=0.001), reply=4096, context=16384)
+
+
+@contextlib.contextmanager
+def open_non_live(data: Path | None = None) -> Iterator[Listed]:
+    """BFCL v4 non-live: 1,390 entries of bfcl-eval's authors, from its data or a folder like that.
 
     Settings of bfcl-eval 2026.3.23: temperature 0.001, at most 4,096 tokens a reply
     (`base_oss_handler`); no system prompt but the entries' own. The context of 16,384 is ours. The
     leaderboard's figures are unweighted means over categories, with those of simple_* taken as one.
     """
-
-    name: str
-    entries: tuple[Entry, ...]
-    settings: Settings = Settings(  # noqa: RUF009 - frozen, all the way down
-        plays=1, sampling=Sampling(temperature=0.001), reply=4096, context=16384
-    )
-    sandbox: Sandbox | None = None
-
-    def items(self) -> Sequence[Item]:
-        return [
-            Item(
-                id=entry.id,
-                group=f"BFCL v4 {entry.category}",
-                course=lambda play, entry=entry: course(entry),
-            )
-            for entry in self.entries
-        ]
-
-
-@contextlib.contextmanager
-def open_non_live(data: Path | None = None) -> Iterator[SingleTurn]:
-    """The categories that bfcl-eval's authors wrote, from its data or from a folder like that."""
     yield _suite("bfcl_non_live", NON_LIVE, data)
 
 
 @contextlib.contextmanager
-def open_live(data: Path | None = None) -> Iterator[SingleTurn]:
-    """The categories that users contributed."""
+def open_live(data: Path | None = None) -> Iterator[Listed]:
+    """BFCL v4 live: 2,251 entries that users contributed; settings as in `open_non_live`."""
     yield _suite("bfcl_live", LIVE, data)
 
 
-def _suite(name: str, categories: Sequence[str], data: Path | None) -> SingleTurn:
+def _suite(name: str, categories: Sequence[str], data: Path | None) -> Listed:
     folder = data or package() / "data"
-    return SingleTurn(name, tuple(e for each in categories for e in entries(folder, each)))
+    items = [
+        Item(id=entry.id, group=f"BFCL v4 {each}", course=functools.partial(course, entry))
+        for each in categories
+        for entry in entries(folder, each)
+    ]
+    return Listed(name=name, settings=SETTINGS, all=tuple(items))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import random
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from spade_jax.envs import parsers
 from spade_jax.envs.answers import AnswerChecker
 from spade_jax.evals import data, prompts
 from spade_jax.evals.data import Source
-from spade_jax.evals.suites import Course, Item, Outcome, Say, Settings, Work
+from spade_jax.evals.suites import Course, Item, Listed, Outcome, Say, Settings, Work
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError
 
@@ -40,19 +39,6 @@ def question(
     answer = read(reply.text)
     right = answer is not None and (yield Work(do=lambda: judge(answer)))
     return Outcome(score=float(right), won=right, answer=answer, details=details)
-
-
-@dataclasses.dataclass(frozen=True)
-class Questions:
-    """A suite of single questions."""
-
-    name: str
-    settings: Settings
-    all: tuple[Item, ...]
-    sandbox: None = None
-
-    def items(self) -> Sequence[Item]:
-        return self.all
 
 
 # -- AIME -------------------------------------------------------------------------------------
@@ -85,7 +71,7 @@ class IntegerJudge:
 
 
 @contextlib.contextmanager
-def open_aime(year: int, file: Path | None, source: Source | None = None) -> Iterator[Questions]:
+def open_aime(year: int, file: Path | None, source: Source | None = None) -> Iterator[Listed]:
     r"""AIME 2025 or 2026: 30 problems whose answers are whole numbers.
 
     Settings: avg@64, temperature 1.0, top-p 0.95, top-k 20, 32,768 tokens of a reply, as published
@@ -126,7 +112,7 @@ def open_aime(year: int, file: Path | None, source: Source | None = None) -> Ite
             reply=32_768,
             context=32_768 + PROMPT_TOKENS,
         )
-        yield Questions(source.suite, settings, tuple(items))
+        yield Listed(name=source.suite, settings=settings, all=tuple(items))
 
 
 def _asking(text: str, read: Any, judge: Any, **details: Any) -> Callable[[int], Course]:
@@ -156,7 +142,7 @@ def letter(reply: str) -> str | None:
 
 
 @contextlib.contextmanager
-def open_gpqa(file: Path | None, source: Source = GPQA) -> Iterator[Questions]:
+def open_gpqa(file: Path | None, source: Source = GPQA) -> Iterator[Listed]:
     r"""GPQA-Diamond (arXiv 2311.12022): 198 questions of four options.
 
     Settings: avg@8, temperature 0.7, options shuffled by one generator of seed 42 that goes through
@@ -195,4 +181,4 @@ def open_gpqa(file: Path | None, source: Source = GPQA) -> Iterator[Questions]:
         reply=32_768,
         context=32_768 + PROMPT_TOKENS,
     )
-    yield Questions(source.suite, settings, tuple(items))
+    yield Listed(name=source.suite, settings=settings, all=tuple(items))

@@ -114,3 +114,16 @@ class Suite(Protocol):
     def items(self) -> Sequence[Item]:
         """All items in their order; a UsageError names the package or file that is missing."""
         ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Listed:
+    """A suite of items that are there before any is played."""
+
+    name: str
+    settings: Settings
+    all: tuple[Item, ...]
+    sandbox: Sandbox | None = None
+
+    def items(self) -> Sequence[Item]:
+        return self.all

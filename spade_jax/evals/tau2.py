@@ -20,15 +20,14 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from spade_jax.envs import parsers
-from spade_jax.envs.sandbox import Sandbox
 from spade_jax.evals import calls, prompts
 from spade_jax.evals.retail import TOOLS, Shop
-from spade_jax.evals.suites import USER, Course, Item, Outcome, Say, Settings, Tools, Work
+from spade_jax.evals.suites import USER, Course, Item, Listed, Outcome, Say, Settings, Tools, Work
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError, dataclass
 
@@ -145,7 +144,7 @@ class _Talk:
     refused: int = 0
 
 
-def course(task: Task, shared: Shared) -> Course:
+def course(task: Task, shared: Shared, play: int) -> Course:
     """A task's course: won where the database ends as it should and all was said."""
     talk = _Talk(Shop((yield Work(do=functools.partial(json.loads, shared.database)))))
     lost = yield from _conversation(task, shared, talk)
@@ -219,37 +218,25 @@ def _judge(task: Task, shared: Shared, talk: _Talk) -> str:
 # -- the suite --------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Retail:
-    """tau2-bench retail: every task of tasks.json.
+SETTINGS = Settings(plays=1, sampling=Sampling(temperature=0.0), reply=4096, context=32768)
+
+
+@contextlib.contextmanager
+def open_retail(data: Path | None) -> Iterator[Listed]:
+    """tau2-bench retail, from a checkout: every task of tasks.json.
 
     Settings of its `config.py`: temperature 0, 200 messages, 10 errors; of a reply and the context
     it says nothing: 4,096 and 32,768 tokens are ours. Published figures are of four plays a task
     (`--k=4`). Rules and the guidelines of the user are the repository's, the rest of the prompts
     and the words of tools are ours.
     """
-
-    shared: Shared
-    tasks: tuple[Task, ...]
-    name: str = "tau2_retail"
-    settings: Settings = Settings(  # noqa: RUF009 - frozen, all the way down
-        plays=1, sampling=Sampling(temperature=0.0), reply=4096, context=32768
-    )
-    sandbox: Sandbox | None = None
-
-    def items(self) -> Sequence[Item]:
-        return [
-            Item(
-                id=f"retail_{task.id}",
-                group="tau2 retail",
-                course=lambda play, task=task: course(task, self.shared),
-            )
-            for task in self.tasks
-        ]
-
-
-@contextlib.contextmanager
-def open_retail(data: Path | None) -> Iterator[Retail]:
-    """The domain from a checkout."""
     shared, tasks = read(data)
-    yield Retail(shared, tuple(tasks))
+    items = [
+        Item(
+            id=f"retail_{task.id}",
+            group="tau2 retail",
+            course=functools.partial(course, task, shared),
+        )
+        for task in tasks
+    ]
+    yield Listed(name="tau2_retail", settings=SETTINGS, all=tuple(items))

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,14 @@ class Simulators:
         """End the process; a conversation's own ends with its socket."""
         self._control.close()
         self._process.wait()
+
+
+def open_simulators(
+    built: Iterable[Sequence[Part]], folders: Sequence[Path], mend: str
+) -> Simulators:
+    """A process with the simulators of all these conversations."""
+    modules = {part.module for parts in built for part in parts}
+    return Simulators(sorted(modules), folders, mend)
 
 
 class Worlds:

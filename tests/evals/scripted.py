@@ -27,6 +27,9 @@ class Scripted:
         self.retired: list[int] = []
         self.budgets: set[Budget] = set()
 
+    def reply(self, said: Sequence[Message], stream: tuple[int, ...]) -> str | None:
+        return self.answer(said)
+
     def converse(self) -> Talks:
         return Talks(self)
 
@@ -50,7 +53,7 @@ class Talks:
         said += messages
         self.speaker.told.append((dialogue, list(said), stream))
         self.speaker.budgets.add(budget)
-        text = self.speaker.answer(said)
+        text = self.speaker.reply(said, stream)
         if text is not None and text.startswith(BROKEN):
             self.failures[dialogue] = EndpointFailure(FailureKind.SERVER, text)
             text = None

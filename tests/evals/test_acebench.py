@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from spade_jax.evals import acebench, acebench_agent
-from spade_jax.evals.acebench_agent import Agent, coverage, wrong
+from spade_jax.evals.acebench_agent import coverage, wrong
 from spade_jax.evals.calls import Call, read_calls
-from spade_jax.evals.suites import USER, Outcome
+from spade_jax.evals.suites import USER, Listed, Outcome
 from spade_jax.types import UsageError
-from tests.evals.tool_play import Log, call_text, drive, is_golden
+from tests.evals.courses import Log, drive
+from tests.evals.tool_play import call_text, is_golden
 
 BASE = """
 class BaseApi:
@@ -188,7 +189,7 @@ def test_special(root: Path, category: str, reply: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def agent(root: Path) -> Iterator[Agent]:
+def agent(root: Path) -> Iterator[Listed]:
     with acebench_agent.open_agent(root) as suite:
         yield suite
 
@@ -197,11 +198,11 @@ WIFI, SEND = call_text("turn_on_wifi", {}), call_text("send_message", {"message"
 END = "finish conversation"
 
 
-def play(agent: Agent, number: int, *replies: str, user: list[str]) -> tuple[Outcome, Log]:
+def play(agent: Listed, number: int, *replies: str, user: list[str]) -> tuple[Outcome, Log]:
     return drive(agent.items()[number].course(0), replies, user)
 
 
-def test_step_by_step(agent: Agent) -> None:
+def test_step_by_step(agent: Listed) -> None:
     outcome, log = play(agent, 0, "Who?", WIFI, SEND, END, user=[])
     assert (outcome.score, outcome.details["milestones"]) == (1.0, 1.0)
     no_questions = "No questions can be answered. Go on with what is known, by calling functions."
@@ -214,7 +215,7 @@ def test_step_by_step(agent: Agent) -> None:
     assert is_golden("acebench_multi_step", log.says[0])
 
 
-def test_in_talk_with_a_user(agent: Agent) -> None:
+def test_in_talk_with_a_user(agent: Listed) -> None:
     outcome, log = play(agent, 1, "What to say?", WIFI, SEND, "Sent.", user=["Hi", "Late!", END])
     assert outcome.won
     system, begins, *heard = log.texts(USER)
@@ -236,7 +237,7 @@ def test_in_talk_with_a_user(agent: Agent) -> None:
     ],
 )
 def test_how_a_task_is_lost(
-    agent: Agent, replies: list[str | None], lost: str, milestones: float
+    agent: Listed, replies: list[str | None], lost: str, milestones: float
 ) -> None:
     outcome, _ = play(agent, 0, *replies, user=[])
     assert (outcome.details["lost"], outcome.details["milestones"]) == (lost, milestones)

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from spade_jax.evals import bfcl
-from spade_jax.evals.bfcl import Entry, MultiTurn, Source
+from spade_jax.evals.bfcl import Entry, Source
 from spade_jax.evals.calls import Call
 from spade_jax.evals.runner import Result, run
-from spade_jax.evals.suites import MODEL, Outcome
-from spade_jax.evals.worlds import WorldLost
+from spade_jax.evals.suites import MODEL, Listed, Outcome
+from spade_jax.evals.worlds import WorldLost, open_simulators
 from spade_jax.types import UsageError
-from tests.evals.tool_play import Log, Script, call_text, drive, is_golden, written
+from tests.evals.courses import Log, drive
+from tests.evals.tool_play import Script, call_text, is_golden, written
 
 SIMULATORS = """
 import os, time
@@ -90,6 +91,9 @@ TRUTHS = {
 }
 
 
+SMALL = tuple(ENTRIES)
+
+
 def lines(file: Path, *objects: object) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(each) + "\n" for each in objects))
@@ -118,9 +122,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 
 @pytest.fixture(scope="module")
-def suite(source: Source) -> Iterator[MultiTurn]:
-    with bfcl.open_multi_turn(("base", "miss_func"), source) as opened:
+def suite(source: Source) -> Iterator[Listed]:
+    with bfcl.open_multi_turn(SMALL, source) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def entries(source: Source) -> list[Entry]:
+    return [entry for category in SMALL for entry in bfcl.entries(source, category)]
 
 
 def oracle(entry: Entry, *, drop: bool = False) -> list[str]:
@@ -134,13 +143,15 @@ def oracle(entry: Entry, *, drop: bool = False) -> list[str]:
     return replies
 
 
-def play(suite: MultiTurn, number: int, replies: list[str | None]) -> tuple[Outcome, Log]:
+def play(suite: Listed, number: int, replies: list[str | None]) -> tuple[Outcome, Log]:
     return drive(suite.items()[number].course(0), replies)
 
 
 @pytest.mark.parametrize("number", (0, 1))
-def test_true_calls_win_and_one_less_loses(suite: MultiTurn, number: int) -> None:
-    entry = suite.entries[number]
+def test_true_calls_win_and_one_less_loses(
+    suite: Listed, entries: list[Entry], number: int
+) -> None:
+    entry = entries[number]
     outcome, _ = play(suite, number, oracle(entry))
     assert (outcome.score, outcome.won, outcome.details["lost"]) == (1.0, True, "")
     outcome, _ = play(suite, number, oracle(entry, drop=True))
@@ -148,8 +159,8 @@ def test_true_calls_win_and_one_less_loses(suite: MultiTurn, number: int) -> Non
     assert play(suite, number, ["I would rather talk."] * 3)[0].score == 0.0
 
 
-def test_what_is_said_and_shown(suite: MultiTurn) -> None:
-    outcome, log = play(suite, 1, oracle(suite.entries[1]))
+def test_what_is_said_and_shown(suite: Listed, entries: list[Entry]) -> None:
+    outcome, log = play(suite, 1, oracle(entries[1]))
     said = ["Take Dune.", "There is more now.", '{"taken": "Dune"}', "Bring it back."]
     assert log.texts() == [*said, '{"books": 1}']
     names = [say.tools and [t["function"]["name"] for t in say.tools] for say in log.says]
@@ -160,8 +171,8 @@ def test_what_is_said_and_shown(suite: MultiTurn) -> None:
     ]
 
 
-def test_prompt_as_a_model_reads_it(suite: MultiTurn) -> None:
-    _, log = play(suite, 0, oracle(suite.entries[0]))
+def test_prompt_as_a_model_reads_it(suite: Listed, entries: list[Entry]) -> None:
+    _, log = play(suite, 0, oracle(entries[0]))
     assert is_golden("bfcl_multi_turn", log.says[0])
 
 
@@ -188,14 +199,14 @@ LIGHT, TAKEN = call_text("switch", {}), call_text("take", {"title": "Emma"})
         ([call_text("crash", {})], "the process of the simulator has ended"),
     ],
 )
-def test_how_an_entry_is_lost(suite: MultiTurn, replies: list[str | None], lost: str) -> None:
+def test_how_an_entry_is_lost(suite: Listed, replies: list[str | None], lost: str) -> None:
     outcome, _ = play(suite, 0, replies)
     assert outcome.details["lost"] == lost
     assert outcome.score == float(not lost)
     assert not outcome.failed
 
 
-def test_errors_are_answers_and_the_model_text_is_never_code(suite: MultiTurn) -> None:
+def test_errors_are_answers_and_the_model_text_is_never_code(suite: Listed) -> None:
     calls = [
         call_text("take", {"title": "Emma"}),
         call_text("take", {"title": "__import__('os')._exit(1)"}),
@@ -218,17 +229,20 @@ def test_errors_are_answers_and_the_model_text_is_never_code(suite: MultiTurn) -
     ]
 
 
-def test_worlds_end_with_their_conversation(suite: MultiTurn) -> None:
-    replies = oracle(suite.entries[0])
+def test_worlds_end_with_their_conversation(
+    source: Source, suite: Listed, entries: list[Entry]
+) -> None:
+    replies = oracle(entries[0])
     for _ in range(3):
         assert play(suite, 0, replies)[0].won
-    together = [suite.simulators.open() for _ in range(2)]
-    for worlds in together:
-        worlds.build(["model"], suite.entries[0].parts)
-        call = Call(name="add", values=("Emma",), named={})
-        assert worlds.call("model", [call]) == ['{"books": 2}']
-    for worlds in together:
-        worlds.close()
+    with open_simulators([entries[0].parts], [source.imports], "mend") as simulators:
+        together = [simulators.open() for _ in range(2)]
+        for worlds in together:
+            worlds.build(["model"], entries[0].parts)
+            call = Call(name="add", values=("Emma",), named={})
+            assert worlds.call("model", [call]) == ['{"books": 2}']
+        for worlds in together:
+            worlds.close()
     course = suite.items()[0].course(0)
     opened = course.send(None).do()
     course.send(opened)
@@ -238,12 +252,12 @@ def test_worlds_end_with_their_conversation(suite: MultiTurn) -> None:
 
 
 def test_a_call_without_end_loses_the_entry(
-    suite: MultiTurn, monkeypatch: pytest.MonkeyPatch
+    suite: Listed, entries: list[Entry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spade_jax.evals.worlds.ANSWER_SECONDS", 0.3)
     outcome, _ = play(suite, 0, [call_text("hang", {})])
     assert outcome.details["lost"] == "the simulator gave no answer within 0.3 s"
-    assert play(suite, 1, oracle(suite.entries[1]))[0].won
+    assert play(suite, 1, oracle(entries[1]))[0].won
 
 
 def test_missing_package_names_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,9 +308,9 @@ def group(category: str) -> str:
     return f"BFCL v4 multi-turn: {category}"
 
 
-def won(suite: MultiTurn, drop: bool) -> dict[str, int]:
+def won(suite: Listed, entries: list[Entry], drop: bool) -> dict[str, int]:
     """Entries won by category with the true calls, through the runner."""
-    replies = {entry.id: oracle(entry, drop=drop) for entry in suite.entries}
+    replies = {entry.id: oracle(entry, drop=drop) for entry in entries}
     counts = dict.fromkeys((item.group for item in suite.items()), 0)
 
     def note(result: Result) -> None:
@@ -310,36 +324,45 @@ def won(suite: MultiTurn, drop: bool) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("drop", (False, True))
-def test_through_the_runner(suite: MultiTurn, drop: bool) -> None:
+def test_through_the_runner(suite: Listed, entries: list[Entry], drop: bool) -> None:
     expected = 0 if drop else 1
-    assert won(suite, drop) == dict.fromkeys(map(group, ("base", "miss_func")), expected)
+    assert won(suite, entries, drop) == dict.fromkeys(map(group, SMALL), expected)
 
 
 # -- the package itself -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def whole() -> Iterator[MultiTurn]:
+def whole() -> Iterator[Listed]:
     if importlib.util.find_spec("bfcl_eval") is None:
         pytest.skip("bfcl-eval is not installed (launch/install_eval.sh)")
     with bfcl.open_multi_turn() as opened:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def whole_entries(whole: Listed) -> list[Entry]:
+    return [e for category in bfcl.CATEGORIES for e in bfcl.entries(bfcl.installed(), category)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("drop", (False, True))
-def test_all_true_calls_of_the_package(whole: MultiTurn, drop: bool) -> None:
-    assert won(whole, drop) == dict.fromkeys(map(group, bfcl.CATEGORIES), 0 if drop else 200)
+def test_all_true_calls_of_the_package(
+    whole: Listed, whole_entries: list[Entry], drop: bool
+) -> None:
+    assert won(whole, whole_entries, drop) == dict.fromkeys(
+        map(group, bfcl.CATEGORIES), 0 if drop else 200
+    )
 
 
-def test_entries_of_the_package(whole: MultiTurn) -> None:
+def test_entries_of_the_package(whole_entries: list[Entry]) -> None:
     turns = collections.Counter()
-    for entry in whole.entries:
+    for entry in whole_entries:
         turns[entry.category] += len(entry.turns)
         for tools in entry.tools:
             assert '"dict"' not in json.dumps(tools)
     assert turns == {"base": 734, "miss_func": 934, "miss_param": 934, "long_context": 734}
-    assert whole.source.steps == 20
+    assert bfcl.installed().steps == 20
 
 
 def altered(entry: Entry, rng: random.Random) -> list[list[list[Call]]]:
@@ -376,14 +399,14 @@ def in_python(call: Call) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("category", bfcl.CATEGORIES)
-def test_as_the_package_judges(whole: MultiTurn, category: str) -> None:
+def test_as_the_package_judges(whole: Listed, whole_entries: list[Entry], category: str) -> None:
     folder = "bfcl_eval.eval_checker.multi_turn_eval"
     theirs = importlib.import_module(f"{folder}.multi_turn_checker")
     worlds = vars(importlib.import_module(f"{folder}.multi_turn_utils"))
     kept, rng, verdicts = set(worlds), random.Random(category), collections.Counter()
-    lines = (whole.source.data / f"BFCL_v4_multi_turn_{category}.json").read_text().splitlines()
+    lines = (bfcl.installed().data / f"BFCL_v4_multi_turn_{category}.json").read_text().splitlines()
     for number, item in enumerate(whole.items()):
-        entry = whole.entries[number]
+        entry = whole_entries[number]
         if entry.category != category:
             continue
         turns = altered(entry, rng)

@@ -16,7 +16,8 @@ from spade_jax.evals import bfcl_single, matching
 from spade_jax.evals.bfcl_single import Entry
 from spade_jax.evals.calls import Call, read_call, read_calls, repaired
 from spade_jax.types import UsageError
-from tests.evals.tool_play import call_text, drive, is_golden
+from tests.evals.courses import drive
+from tests.evals.tool_play import call_text, is_golden
 
 ROUTE = {
     "name": "maps.route",
@@ -278,5 +279,6 @@ def test_entries_of_the_package(checker: Callable[..., bool]) -> None:
         with opened as suite:
             counts[suite.name] = len(suite.items())
             assert len({item.id for item in suite.items()}) == len(suite.items())
-            assert '"type": "dict"' not in json.dumps([e.tools for e in suite.entries])
+            told = [next(item.course(0)).tools for item in suite.items()]
+            assert '"type": "dict"' not in json.dumps(told)
     assert counts == {"bfcl_non_live": 1390, "bfcl_live": 2251}

@@ -7,7 +7,7 @@ import pytest
 from spade_jax.envs.sandbox import Sandbox
 from spade_jax.evals import candidates
 from spade_jax.evals.candidates import CallOf, Check, Judged, Run, Test
-from tests.evals.courses import finish
+from tests.evals.courses import drive
 
 ADD = "print(sum(map(int, input().split())))"
 
@@ -19,7 +19,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 def judge(sandbox: Sandbox, program: str, *tests: Test) -> Judged:
-    judged, _ = finish(candidates.judge(sandbox, program, tests), [], sandbox)
+    judged, _ = drive(candidates.judge(sandbox, program, tests), [], sandbox=sandbox)
     return judged
 
 

@@ -10,9 +10,9 @@ from spade_jax.envs.adapters import Adapted
 from spade_jax.envs.sandbox import Sandbox
 from spade_jax.evals import games
 from spade_jax.evals.games import Games
-from spade_jax.evals.suites import Outcome, Say
+from spade_jax.evals.suites import Outcome
 from spade_jax.types import UsageError
-from tests.evals.courses import generation
+from tests.evals.courses import drive
 
 HALVES = """
 class HalvesEnv:
@@ -38,17 +38,8 @@ def suite() -> Iterator[Games]:
 
 def play(suite: Games, number: int, reply: Callable[[str], str]) -> tuple[Outcome, list[str]]:
     """How an item ends where each observation is answered so, and what was said."""
-    course, answer, said = suite.items()[number].course(0), None, []
-    while True:
-        try:
-            wish = course.send(answer)
-        except StopIteration as end:
-            return end.value, said
-        if isinstance(wish, Say):
-            said.append(wish.messages[-1].content)
-            answer = generation(reply(said[-1]))
-        else:
-            [answer] = suite.sandbox.exchange([(wish.instance, wish.call)])
+    outcome, log = drive(suite.items()[number].course(0), reply, sandbox=suite.sandbox)
+    return outcome, [say.messages[-1].content for say in log.says]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 
 from spade_jax.evals import humaneval
 from spade_jax.evals.humaneval import HumanEval, Task
-from spade_jax.evals.suites import Outcome, Say
+from spade_jax.evals.suites import Outcome
 from spade_jax.types import UsageError
-from tests.evals.courses import finish
+from tests.evals.courses import Log, drive
 
 TASK = Task(
     task_id="HumanEval/999",
@@ -45,10 +45,10 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HumanEval]:
         yield opened
 
 
-def play(suite: HumanEval, reply: str) -> tuple[Outcome, list[Say]]:
+def play(suite: HumanEval, reply: str) -> tuple[Outcome, Log]:
     [item] = suite.items()
     assert (item.id, item.group) == ("HumanEval/999", "HumanEval")
-    return finish(item.course(0), [reply], suite.sandbox)
+    return drive(item.course(0), [reply], sandbox=suite.sandbox)
 
 
 def in_block(code: str) -> str:
@@ -56,7 +56,8 @@ def in_block(code: str) -> str:
 
 
 def test_the_prompt(suite: HumanEval) -> None:
-    _, [said] = play(suite, "")
+    _, log = play(suite, "")
+    [said] = log.says
     [message] = said.messages
     assert (message.role, message.content, said.tools) == ("user", GOLDEN, None)
 
@@ -95,10 +96,10 @@ def test_all_published_solutions_pass() -> None:
         failed = [
             item.id
             for item in items
-            if not finish(
+            if not drive(
                 item.course(0),
                 [in_block(tasks[item.id].prompt + tasks[item.id].canonical_solution)],
-                suite.sandbox,
+                sandbox=suite.sandbox,
             )[0].won
         ]
     assert (len(items), failed) == (164, [])

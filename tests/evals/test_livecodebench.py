@@ -14,9 +14,9 @@ import pytest
 from spade_jax.evals import livecodebench
 from spade_jax.evals.candidates import CallOf, Run
 from spade_jax.evals.livecodebench import LiveCodeBench
-from spade_jax.evals.suites import Outcome, Say
+from spade_jax.evals.suites import Outcome
 from spade_jax.types import UsageError
-from tests.evals.courses import finish
+from tests.evals.courses import Log, drive
 
 STDIN = {
     "question_id": "abc_a",
@@ -70,9 +70,9 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCodeBench]:
         yield opened
 
 
-def play(suite: LiveCodeBench, number: int, code: str) -> tuple[Outcome, list[Say]]:
+def play(suite: LiveCodeBench, number: int, code: str) -> tuple[Outcome, Log]:
     reply = f"```python\n{code}\n```"
-    return finish(suite.items()[number].course(0), [reply], suite.sandbox)
+    return drive(suite.items()[number].course(0), [reply], sandbox=suite.sandbox)
 
 
 def test_items_and_prompts(suite: LiveCodeBench) -> None:
@@ -82,8 +82,8 @@ def test_items_and_prompts(suite: LiveCodeBench) -> None:
         ("1234", "LiveCodeBench v6"),
     ]
     for number, prompt in enumerate(PROMPTS):
-        _, [said] = play(suite, number, "pass")
-        assert [m.content for m in said.messages] == [prompt]
+        _, log = play(suite, number, "pass")
+        assert log.texts() == [prompt]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_scores(suite: LiveCodeBench, number: int, code: str, passed: int, verdi
 
 
 def test_a_reply_without_a_program(suite: LiveCodeBench) -> None:
-    outcome, _ = finish(suite.items()[0].course(0), ["I do not know."], suite.sandbox)
+    outcome, _ = drive(suite.items()[0].course(0), ["I do not know."], sandbox=suite.sandbox)
     assert outcome == Outcome(score=0.0, won=False, details=NO_PROGRAM)
 
 

@@ -11,7 +11,8 @@ from spade_jax.evals import tau2
 from spade_jax.evals.retail import TOOLS, Shop
 from spade_jax.evals.suites import USER
 from spade_jax.types import UsageError
-from tests.evals.tool_play import call_text, drive, is_golden
+from tests.evals.courses import drive
+from tests.evals.tool_play import call_text, is_golden
 
 HOME = {
     **{"address1": "1 Main St", "address2": "", "city": "Bonn", "state": "NW"},

@@ -1,86 +1,30 @@
-"""Driving a course without a model: scripted replies, and what the course said."""
+"""Replies with calls of tools, and prompts with tools as models read them."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spade_jax.evals.calls import Call
-from spade_jax.evals.suites import MODEL, USER, Course, Outcome, Say, Tools, Work
+from spade_jax.evals.suites import Say, Tools
 from spade_jax.policy import templates
 from spade_jax.policy.conversation import stream
-from spade_jax.types import Generation
-from tests.evals.courses import generation
+from spade_jax.types import Message
+from tests.evals.scripted import Scripted
 
 
-@dataclasses.dataclass
-class Log:
-    """What was said to each partner, in order."""
-
-    says: list[Say] = dataclasses.field(default_factory=list)
-
-    def texts(self, to: str = MODEL) -> list[str]:
-        return [m.content for say in self.says if say.to == to for m in say.messages]
-
-
-def drive(
-    course: Course, replies: Iterable[str | None], user: Iterable[str] = ()
-) -> tuple[Outcome, Log]:
-    """Play a course to its end; a reply of None says that the context is full."""
-    partners = {MODEL: iter(replies), USER: iter(user)}
-    log, sent, error = Log(), None, None
-    try:
-        while True:
-            wish = course.throw(error) if error else course.send(sent)
-            error = None
-            if isinstance(wish, Work):
-                try:
-                    sent = wish.do()
-                except Exception as raised:
-                    error = raised
-                continue
-            assert isinstance(wish, Say)
-            log.says.append(wish)
-            text = next(partners[wish.to])
-            sent = None if text is None else generation(text)
-    except StopIteration as end:
-        return end.value, log
-
-
-class Script:
+class Script(Scripted):
     """A speaker of replies given by item, which it knows by the name in a reply's stream."""
 
     def __init__(self, suite: str, replies: Mapping[str, Sequence[str]]) -> None:
+        super().__init__(answer=None)
         self._replies = {stream(0, f"{suite}/{item}")[1]: texts for item, texts in replies.items()}
-        self._given: dict[int, Generation] = {}
-        self._count = 0
 
-    def converse(self) -> Script:
-        return self
-
-    def open(self, tools: object = ()) -> int:
-        self._count += 1
-        return self._count
-
-    def ask(self, dialogue: int, messages: object, named: tuple[int, ...], budget: object) -> None:
+    def reply(self, said: Sequence[Message], named: tuple[int, ...]) -> str:
         _, item, _, number = named
-        self._given[dialogue] = generation(self._replies[item][number])
-
-    def answers(self) -> dict[int, Generation]:
-        given, self._given = self._given, {}
-        return given
-
-    def failure(self, dialogue: int) -> None:
-        """It never fails."""
-
-    def records(self, dialogue: int) -> tuple[()]:
-        return ()
-
-    def retire(self, dialogues: object) -> None:
-        """Nothing is kept."""
+        return self._replies[item][number]
 
 
 def written(*calls: Call, tools: Tools = ()) -> str:
