@@ -54,6 +54,12 @@ AIME = {
     )
     for year in (25, 26)
 }
+AIME_SETTINGS = Settings(
+    plays=64,
+    sampling=Sampling(temperature=1.0, top_p=0.95, top_k=20),
+    reply=32_768,
+    context=32_768 + PROMPT_TOKENS,
+)
 
 
 class IntegerJudge:
@@ -106,13 +112,7 @@ def open_aime(year: int, file: Path | None, source: Source | None = None) -> Ite
                     ),
                 )
             )
-        settings = Settings(
-            plays=64,
-            sampling=Sampling(temperature=1.0, top_p=0.95, top_k=20),
-            reply=32_768,
-            context=32_768 + PROMPT_TOKENS,
-        )
-        yield Listed(name=source.suite, settings=settings, all=tuple(items))
+        yield Listed(name=source.suite, settings=AIME_SETTINGS, all=tuple(items))
 
 
 def _asking(text: str, read: Any, judge: Any, **details: Any) -> Callable[[int], Course]:
@@ -127,6 +127,9 @@ GPQA = Source(
     files=("gpqa_diamond.csv",),
     count=198,
     terms="its authors ask that the questions not be put on the web, and give them out one by one",
+)
+GPQA_SETTINGS = Settings(
+    plays=8, sampling=Sampling(temperature=0.7), reply=32_768, context=32_768 + PROMPT_TOKENS
 )
 WRONG = tuple(f"Incorrect Answer {n}" for n in (1, 2, 3))
 
@@ -175,10 +178,4 @@ def open_gpqa(file: Path | None, source: Source = GPQA) -> Iterator[Listed]:
                 ),
             )
         )
-    settings = Settings(
-        plays=8,
-        sampling=Sampling(temperature=0.7),
-        reply=32_768,
-        context=32_768 + PROMPT_TOKENS,
-    )
-    yield Listed(name=source.suite, settings=settings, all=tuple(items))
+    yield Listed(name=source.suite, settings=GPQA_SETTINGS, all=tuple(items))
