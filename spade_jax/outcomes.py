@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
 
 from spade_jax.evals.intervals import Comparison, compare
 from spade_jax.folder import Outcome
 from spade_jax.learn.regret import pool_regrets
 from spade_jax.metrics import Value
-from spade_jax.types import Regret
+from spade_jax.types import Episode, Regret
 
 Lines = Sequence[dict[str, Value]]
 
@@ -39,3 +41,15 @@ def regret_of(metrics: Lines) -> Regret:
             if line.get("designer/regret_mean") is not None
         ]
     )
+
+
+def transcript(episode: Episode | Mapping[str, object]) -> str:
+    """A play as text, turn by turn; also of a line in a run's `episodes` folder."""
+    told = msgspec.to_builtins(episode)
+    lines = [f"{told['environment_id']}, {told['arm']} arm, seed {told['seed']}"]
+    if told["hint"]:
+        lines.append(f"       hint: {told['hint']}")
+    for turn in told["turns"]:
+        lines += [f"environment: {turn['observation']}", f"      agent: {turn['reply']}"]
+    lines.append(f"return {told['episode_return']}, ended by: {told['end']}")
+    return "\n".join(lines)

@@ -15,20 +15,11 @@ from absl import flags
 
 from spade_jax.program import run_program
 from spade_jax.report import compare
-from spade_jax.report.runs import Group, workdirs
+from spade_jax.report.runs import workdirs
 from spade_jax.report.write import watch, write
 from spade_jax.types import UsageError
 
 FLAGS = flags.FLAGS
-
-
-def print_tables(groups: list[Group]) -> None:
-    """Rows of runs and, where there is more than one of something, of groups."""
-    rows = [compare.run_row(reading) for each in groups for reading in each.runs]
-    print(compare.markdown(compare.RUN_COLUMNS, compare.mark_best(rows)))
-    if len(rows) > 1:
-        rows = compare.mark_best(compare.group_rows(groups))
-        print("\n" + compare.markdown(compare.GROUP_COLUMNS, rows))
 
 
 def main(names: list[str]) -> None:
@@ -36,7 +27,7 @@ def main(names: list[str]) -> None:
         raise UsageError("name a run's folder: python -m spade_jax.report WORKDIR")
     paths, out, limit = workdirs(names), Path(FLAGS.out), int(FLAGS.limit_mb * 1_000_000)
     groups = watch(paths, out, limit, FLAGS.every) if FLAGS.watch else write(paths, out, limit)
-    print_tables(groups)
+    print(compare.tables(groups))
     print(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")
     if FLAGS.plot:
         from spade_jax.report.plot import overlay

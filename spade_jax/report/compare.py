@@ -167,6 +167,15 @@ def markdown(columns: Sequence[str], rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def tables(groups: Sequence[Group]) -> str:
+    """Rows of runs and, where there is more than one, of groups, as Markdown."""
+    rows = [run_row(reading) for each in groups for reading in each.runs]
+    text = markdown(RUN_COLUMNS, mark_best(rows))
+    if len(rows) > 1:
+        text += "\n\n" + markdown(GROUP_COLUMNS, mark_best(group_rows(groups)))
+    return text
+
+
 def success(group: Group) -> list[tuple[int, Mean]]:
     """Held-out success by iteration, each instance taken over the group's runs."""
     return [(k, mean(shares)) for k, shares in shares_won(group.runs).items()]

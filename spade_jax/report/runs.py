@@ -6,9 +6,10 @@ import collections
 import itertools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from spade_jax import config as configs
 from spade_jax import folder
 from spade_jax.config import FREE
 from spade_jax.folder import Lines, Outcome
@@ -96,7 +97,7 @@ def flatten(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     return found
 
 
-def workdirs(names: Sequence[str]) -> list[Path]:
+def workdirs(names: Iterable[str]) -> list[Path]:
     """The runs that are named; a folder of runs, such as a sweep's, stands for all in it."""
     found = []
     for path in map(Path, names):
@@ -104,6 +105,12 @@ def workdirs(names: Sequence[str]) -> list[Path]:
         own = (path / folder.CONFIG).exists()
         found += inside if inside and not own else [path]
     return list(dict.fromkeys(found))
+
+
+def read_groups(paths: Sequence[Path | str]) -> list[Group]:
+    """The runs in these folders, by what their configs differ in."""
+    defaults = flatten(configs.load("default").to_dict())
+    return group([read(path, defaults) for path in workdirs(map(str, paths))])
 
 
 # -- groups -----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spade_jax import config as configs
 from spade_jax.report import page
-from spade_jax.report.runs import Group, flatten, group, read
+from spade_jax.report.runs import Group, flatten, read_groups
 from spade_jax.types import UsageError
 
 
@@ -19,7 +19,7 @@ def write(paths: Sequence[Path], out: Path, limit: int, every: int = 0) -> list[
     written.
     """
     defaults = flatten(configs.load("default").to_dict())
-    groups = group([read(path, defaults) for path in paths])
+    groups = read_groups(paths)
     running = any(run.state == "running" for each in groups for run in each.runs)
     text = page.render(groups, defaults, limit=limit, every=every if running else 0)
     draft = out.with_name(out.name + ".draft")
