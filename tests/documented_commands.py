@@ -153,7 +153,7 @@ ENVIRONMENTS = {
         "python -m spade_jax.train --config=tiny:fixed_pool $SMALL "
         "--config.environments.path=my_pool --config.design.num_envs=1 --config.iterations=1 "
         "--workdir=runs/my_pool",
-        says=("1 environments every 2 iterations", "iteration 1/1"),
+        says=("1 environments of 1 in my_pool every 2 iterations", "iteration 1/1"),
         slow=True,
     ),
 }

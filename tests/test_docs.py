@@ -267,7 +267,7 @@ def run_block(block: Block, told: list[str], place: Place, *, slow: bool) -> lis
 def run_command(command: str, exports: str, place: Place, *, slow: bool) -> tuple[str, list[str]]:
     """What it prints if it is run, and the arguments of its programs if these are to be read."""
     row = COMMANDS[command]
-    if isinstance(row, Covered) or getattr(row, "slow", False) != slow:
+    if isinstance(row, Covered) or (getattr(row, "slow", False) and not slow):
         return "", []
     if isinstance(row, Read):
         place.bash(exports + (row.instead or command), NOTE=str(place.folder / "notes"))
@@ -294,9 +294,14 @@ def test_page(page: Path, place: Place, reader: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if any(getattr(COMMANDS.get(c), "slow", 0) for c in commands_of(p))]
+    "page",
+    [
+        pytest.param(page, id=str(page.relative_to(ROOT)))
+        for page in PAGES
+        if any(getattr(COMMANDS.get(command), "slow", False) for command in commands_of(page))
+    ],
 )
-def test_slow_commands_of_page(page: Path, place: Place) -> None:
+def test_page_with_its_slow_commands(page: Path, place: Place) -> None:
     run_page(page, place, slow=True)
 
 
