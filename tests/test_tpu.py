@@ -8,6 +8,7 @@ ALL = [
     "--xla_tpu_enable_sparse_core_collective_offload_all_gather=true",
     "--xla_tpu_enable_sparse_core_collective_offload_2d_all_gather=true",
     "--xla_tpu_enable_sparse_core_collective_offload_reduce_scatter=true",
+    "--xla_tpu_enable_ragged_dot_kernel=true",
 ]
 
 
@@ -16,7 +17,7 @@ ALL = [
     [
         (None, ALL),
         ("--xla_other=1", [*ALL, "--xla_other=1"]),
-        (f"{ALL[1][:-4]}false  --a=2", [ALL[0], ALL[2], f"{ALL[1][:-4]}false", "--a=2"]),
+        (f"{ALL[1][:-4]}false  --a=2", [ALL[0], *ALL[2:], f"{ALL[1][:-4]}false", "--a=2"]),
         (" ".join(ALL), ALL),
     ],
     ids=["nothing", "another", "one off", "twice"],
