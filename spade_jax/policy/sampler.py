@@ -31,6 +31,7 @@ from spade_jax.policy.sampling import Sampling
 from spade_jax.types import StopReason, UsageError
 
 GROUP = 16  # rows of one program; a CPU gains nothing by more of them
+LONG = 8192  # columns of each of them that a program may copy; where there are more, fewer rows
 WIDTHS = (16, 32, 64, 96, 128, 192, 256)  # new tokens of a row; longer texts are read in pieces
 COLUMN_STEP = 64  # columns in use are rounded up to 2, 3, 4, 6, 8, 12, ... of these
 SHARED = 64  # tokens that two prompts must have in common to be read once
@@ -99,6 +100,11 @@ def column_bucket(n: int) -> int:
     while n > 4 * step:
         step *= 2
     return max(2, -(-n // step)) * step
+
+
+def rows_at(columns: int) -> int:
+    """Rows of a program that copies so many columns of each."""
+    return max(1, min(GROUP, GROUP * LONG // max(1, columns)))
 
 
 class Sampler:
@@ -286,11 +292,12 @@ class Sampler:
         return leaders, followers
 
     def _copy_prefixes(self, followers: dict[int, tuple[int, int]]) -> None:
-        for chosen in _groups(followers, GROUP):
-            leaders = self._places([followers[n][0] for n in chosen], GROUP)
+        for chosen in self._copied(followers, lambda n: followers[n][1]):
             columns = self._columns(max(followers[n][1] for n in chosen))
+            rows = rows_at(columns)
+            leaders = self._places([followers[n][0] for n in chosen], rows)
             prefixes = decoding.prefixes(self._cache, leaders, columns=columns)
-            places = self._places(chosen, GROUP)
+            places = self._places(chosen, rows)
             self._cache = decoding.write(self._cache, prefixes, places, np.zeros_like(places))
             for n in chosen:
                 slot, common = self._open[n], followers[n][1]
@@ -301,14 +308,27 @@ class Sampler:
         left = list(numbers)
         while left:
             left.sort(key=lambda n: (len(self._open[n].unread), len(self._open[n].cached), n))
-            self._run(_groups(left, GROUP), self._prefill_group, self._note_first)
+            groups = self._copied(left, lambda n: len(self._open[n].cached))
+            self._run(groups, self._prefill_group, self._note_first)
             left = [n for n in left if self._open[n].unread]
+
+    def _copied(self, numbers: Iterable[int], length: Callable[[int], int]) -> list[list[int]]:
+        """In their order, as many together as may be copied with the columns of the longest."""
+        groups: list[list[int]] = []
+        for n in numbers:
+            group = groups[-1] if groups else []
+            if not group or len(group) >= rows_at(self._columns(max(map(length, [*group, n])))):
+                groups.append([n])
+            else:
+                group.append(n)
+        return groups
 
     def _prefill_group(self, chosen: Sequence[int]) -> tuple[Cache, drawing.Draw]:
         slots = [self._open[n] for n in chosen]
-        width = width_bucket(max(len(slot.unread) for slot in slots))
-        tokens_RT = np.zeros((GROUP, width), np.int32)
-        count_R = np.ones((GROUP,), np.int32)
+        columns = self._columns(max(len(slot.cached) for slot in slots))
+        width, rows = width_bucket(max(len(slot.unread) for slot in slots)), rows_at(columns)
+        tokens_RT = np.zeros((rows, width), np.int32)
+        count_R = np.ones((rows,), np.int32)
         for row, slot in enumerate(slots):
             piece = slot.unread[:width]
             tokens_RT[row, : len(piece)] = piece
@@ -316,13 +336,13 @@ class Sampler:
         new, drawn = decoding.prefill(
             self.params,
             self._cache,
-            self._places(chosen, GROUP),
-            _lengths(slots, GROUP),
+            self._places(chosen, rows),
+            _lengths(slots, rows),
             tokens_RT,
             count_R,
-            _replies([slot.reply for slot in slots], GROUP),
+            _replies([slot.reply for slot in slots], rows),
             c=self.c,
-            columns=self._columns(max(len(slot.cached) for slot in slots)),
+            columns=columns,
             truncated=any(slot.reply.how.truncates for slot in slots),
         )
         return new, jax.device_get(drawn)

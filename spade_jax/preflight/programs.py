@@ -363,7 +363,7 @@ def _replies(count: int) -> decoding.Replies:
 
 def _sampling(a: Layout, held: decoding.Cache, every_bucket: bool) -> Iterator[Program]:
     """Prefill, decoding and what moves keys and values; of the buckets at least the extremes."""
-    c, m, slots, group = a.config, a.model, a.config.sampling.slots, sampler.GROUP
+    c, m, slots = a.config, a.model, a.config.sampling.slots
     params = copy(a, a.sampling)
     truncated = limits.sampling(c.play).truncates or limits.sampling(c.design).truncates
     buckets = column_buckets(context(a), held.values[0].shape[3])
@@ -376,6 +376,7 @@ def _sampling(a: Layout, held: decoding.Cache, every_bucket: bool) -> Iterator[P
     make = functools.partial(Program, phase="sample", mesh=a.sampling, share=share)
     for width in sampler.WIDTHS if every_bucket else sampler.WIDTHS[-1:]:
         for columns in buckets if every_bucket else (buckets[0], buckets[-1]):
+            group = sampler.rows_at(columns)
             told = (ints(group), ints(group), ints(group, width), ints(group), _replies(group))
             yield make(
                 f"prefill {group} x {width} after {columns:,}",
@@ -396,7 +397,8 @@ def _sampling(a: Layout, held: decoding.Cache, every_bucket: bool) -> Iterator[P
         holds=both,
         loops=("token of each slot",),
     )
-    for name, n, width in (("prefill", group, sampler.WIDTHS[-1]), ("block", slots, block)):
+    group = sampler.rows_at(buckets[-1])
+    for name, n, width in (("prefill", sampler.GROUP, sampler.WIDTHS[-1]), ("block", slots, block)):
         new = functools.partial(decoding.empty_cache, m, n, width, held.keys[0].dtype)
         yield make(
             f"write a {name} into the cache",

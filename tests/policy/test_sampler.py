@@ -289,6 +289,33 @@ def test_buckets() -> None:
     assert columns == [0, 128, 128, 192, 256, 384, 512, 768, 1024]
 
 
+def test_long_conversations_are_read_few_at_a_time(
+    params: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven with one prefix of 150 tokens, six of which copy it and are read in two pieces."""
+    assert [sampler.rows_at(n) for n in (0, 8192, 12288, 32768, 2**20)] == [16, 16, 10, 4, 1]
+    texts = [read(0, 150) + read(n, 280) for n in range(1, 8)]
+
+    def replies() -> list[tuple[int, ...]]:
+        s = start(params)
+        for n, text in enumerate(texts):
+            ask(s, s.open(), text, name=n, budget=8)
+        together = finish(s)
+        return [together[n].ids for n in range(len(texts))]
+
+    whole, rows, ask_for = replies(), [], sampler.decoding.prefill
+
+    def noted(params: Params, cache: object, slots_R: np.ndarray, *rest: object, **how: int):  # noqa: ANN202
+        rows.append((len(slots_R), how["columns"]))
+        return ask_for(params, cache, slots_R, *rest, **how)
+
+    monkeypatch.setattr(sampler.decoding, "prefill", noted)
+    monkeypatch.setattr(sampler, "LONG", 64)
+    assert replies() == whole
+    assert all(n == sampler.rows_at(columns) for n, columns in rows)
+    assert {16, 5, 2} <= {n for n, _ in rows}  # of 0, 192 and 512 columns
+
+
 def test_rewinding_keeps_what_is_shared(params: Params) -> None:
     s = start(params)
     slot = s.open()
