@@ -159,13 +159,16 @@ ENVIRONMENTS = {
 }
 
 EVALUATION = {
-    ".venv/bin/pip install -e '.[eval]'": EXTRAS,
     "bash launch/install_eval.sh": Covered(
         "tests/test_launch.py::test_evaluation_packages_come_without_their_dependencies"
     ),
     "python -m spade_jax.evaluate --suite=bfcl_multi_turn --endpoint=URL --served_model=NAME": Read(
         "tests/evals/test_evaluate.py::test_an_endpoint_that_fails_half_way"
     ),
+    "hf download --repo-type dataset math-ai/aime25": Covered(
+        "tests/evals/test_questions.py::test_where_items_are_found"
+    ),
+    "python -m tests.benchmarks.suites": Run("python -m tests.benchmarks.suites --help"),
 }
 
 MODEL = {
