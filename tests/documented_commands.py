@@ -58,6 +58,7 @@ README = {
     "bash launch/local.sh": Run("bash launch/local.sh $SMALL", says=("tiny is finished: 2 it",)),
     "bash launch/local.sh --workdir=runs/try --config.iterations=20": Read(LOCAL),
     "bash launch/test.sh": Run(),
+    "python -m spade_jax.play runs/tiny/environments/000000-001.py": Run(says=("/solution",)),
     "python -m spade_jax.evaluate --config=tiny --workdir=runs/tiny": EVALUATE,
     "python -m spade_jax.evaluate --suite=reasoning_gym,humaneval --model=PATH": Read(
         "tests/evals/test_reasoning_gym.py::test_items_and_settings"
