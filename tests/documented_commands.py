@@ -169,7 +169,7 @@ EVALUATION = {
     "hf download --repo-type dataset math-ai/aime25": Covered(
         "tests/evals/test_questions.py::test_where_items_are_found"
     ),
-    "python -m tests.benchmarks.suites": Run("python -m tests.benchmarks.suites --help"),
+    "python -m tests.benchmarks.suites": Run("python -m tests.benchmarks.suites --help", slow=True),
 }
 
 MODEL = {
