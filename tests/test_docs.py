@@ -347,7 +347,7 @@ def test_fields_and_files_that_are_named_exist(page: Path) -> None:
             field = "".join(found)
             if field.partition(".")[0] in groups - special:
                 assert field in fields, f"`{text}` names no field of configs/default.py"
-        if re.fullmatch(r"[\w./]+/[\w.]+\.(py|sh|txt|toml)", text):
+        if re.fullmatch(r"[\w./]+/[\w.]+\.(py|sh|txt|toml|ipynb)", text):
             places = (ROOT, page.parent, ROOT / "spade_jax")
             assert any((place / text).exists() for place in places), f"there is no `{text}`"
 
