@@ -305,7 +305,7 @@ def test_long_conversations_are_read_few_at_a_time(
 
     whole, rows, ask_for = replies(), [], sampler.decoding.prefill
 
-    def noted(params: Params, cache: object, slots_R: np.ndarray, *rest: object, **how: int):  # noqa: ANN202
+    def noted(params: Params, cache: object, slots_R: np.ndarray, *rest: object, **how: int):
         rows.append((len(slots_R), how["columns"]))
         return ask_for(params, cache, slots_R, *rest, **how)
 
