@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 VARIABLE = "LIBTPU_INIT_ARGS"
-# By libtpu 0.0.52, that is.
+# As of libtpu 0.0.42 to 0.0.52.
 OPTIONS = (
     # Collectives that carry weights run on the sparse cores of v5p and v6e, beside the products.
     # Those of tpu7x do so unasked; v4 and v5e take no notice.
@@ -19,7 +19,12 @@ OPTIONS = (
 
 
 def set_options() -> None:
-    """Set them for this process, before JAX uses a device; the user's own come later and win."""
+    """Set them for this process, before JAX uses a device; the user's own come later and win.
+
+    Not with SPADE_LIBTPU=0: a libtpu that does not know one of them ends the process.
+    """
+    if os.environ.get("SPADE_LIBTPU") == "0":
+        return
     given = os.environ.get(VARIABLE, "")
     own = [f"--{name}=true" for name in OPTIONS if f"{name}=" not in given]
     os.environ[VARIABLE] = " ".join([*own, *given.split()])

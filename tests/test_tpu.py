@@ -1,5 +1,7 @@
 """What the TPU's compiler is told."""
 
+import os
+
 import pytest
 
 from spade_jax import tpu
@@ -29,4 +31,11 @@ def test_options_of_the_user_are_kept(
     if given:
         monkeypatch.setenv(tpu.VARIABLE, given)
     tpu.set_options()
-    assert tpu.os.environ[tpu.VARIABLE].split() == told
+    assert os.environ[tpu.VARIABLE].split() == told
+
+
+def test_they_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPADE_LIBTPU", "0")
+    monkeypatch.setenv(tpu.VARIABLE, "--a=1")
+    tpu.set_options()
+    assert os.environ[tpu.VARIABLE] == "--a=1"
