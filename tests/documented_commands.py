@@ -259,8 +259,20 @@ SPEED = {
     "python -m tests.benchmarks.policy": Run("python -m tests.benchmarks.policy --help", slow=True),
 }
 
+FITS = "tests/preflight/test_preflight.py::test_a_run_that_fits"
+TPU = {
+    ".venv/bin/pip install -e '.[tpu]'": EXTRAS,
+    "python -m spade_jax.preflight": Read(FITS),
+    "python -m spade_jax.preflight --config=games:qwen3_30b_a3b --topology=v6e:8x8 "
+    "--config.hosts.per_replica=2 --config.sampling.slots=32": Read(FITS),
+    "python -m spade_jax.preflight --config=games:qwen3_30b_a3b --topology=v5e:16x16 "
+    "--config.hosts.per_replica=4 --config.sampling.slots=24 --config.learn.rows='(64,64)'": Read(
+        FITS
+    ),
+}
+
 TABLES = (
     *(README, CONTRIBUTING, LAUNCH, CONFIGS, CORPUS, ENVIRONMENTS, EVALUATION, MODEL, REPORT),
-    *(RESULTS, REWARD, SANDBOX, SERVING, SPEED),
+    *(RESULTS, REWARD, SANDBOX, SERVING, SPEED, TPU),
 )
 COMMANDS: dict[str, Row] = {command: row for table in TABLES for command, row in table.items()}
