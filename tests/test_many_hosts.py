@@ -138,6 +138,8 @@ def test_a_run_of_two_hosts_is_that_of_one(model_folder: Path, tmp_path: Path) -
     assert our_host.corpus_position == their_host.corpus_position > 0
     ours, theirs = written(shared), written(alone)
     assert ours.keys() == theirs.keys()
+    for each, per_replica in ((ours, 2), (theirs, 1)):
+        assert json.loads(each.pop("config.json"))["hosts"]["per_replica"] == per_replica
     rounded = ("metrics", "alarms.jsonl", ".safetensors")
     for name in ours:
         assert ours[name] == theirs[name] or name.endswith(rounded), name
