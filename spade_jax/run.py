@@ -118,6 +118,7 @@ def _on_mesh(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
     """`set_up` on the mesh that is set."""
     source = weights.find(c.model.path)
     model = source.model
+    to = replicas(c, model, jax.sharding.get_mesh())
     tokenizers = new_tokenizers(c, source.folder)
     tokenizer = tokenizers[Role.AGENT]
     limits.check_sizes(c, model, tokenizer)
@@ -127,7 +128,6 @@ def _on_mesh(c: config_dict.ConfigDict) -> Iterator[tuple[Run, LearnerState]]:
         weights.check_loss(params, model, tokenizer, source, c.model.max_loss)
     tx = new_optimizer(c)
     learner, trained = new_learner(c, model, params, tx)
-    to = replicas(c, model, jax.sharding.get_mesh())
     with jax.set_mesh(to.own) if to else contextlib.nullcontext():
         sampler = sampler_class(c.hosts.per_replica)(
             params,

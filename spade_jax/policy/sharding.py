@@ -189,8 +189,8 @@ def by_replica(mesh: Mesh, hosts: int) -> list[list[jax.Device]]:
     numbers = list(dict.fromkeys(d.process_index for d in devices))
     if len(numbers) % hosts:
         raise UsageError(
-            f"hosts.per_replica is {hosts}, but a run of {len(numbers)} hosts does not fall into "
-            f"groups of {hosts}; set --config.hosts.per_replica to a divisor of {len(numbers)}"
+            f"hosts.per_replica is {hosts}, but the hosts of this run, {len(numbers)}, do not fall "
+            f"into such groups; set --config.hosts.per_replica to a divisor of {len(numbers)}"
         )
     groups: list[list[jax.Device]] = [[] for _ in range(len(numbers) // hosts)]
     for device in devices:

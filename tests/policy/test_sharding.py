@@ -124,7 +124,7 @@ def test_neighbouring_hosts_form_a_replica() -> None:
     assert groups(1) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert groups(2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert groups(4) == [[*range(8)]]
-    with pytest.raises(UsageError, match="is 3, but a run of 4 hosts does not fall into groups"):
+    with pytest.raises(UsageError, match="is 3, but the hosts of this run, 4, do not"):
         groups(3)
 
 
