@@ -222,16 +222,18 @@ def evaluate(c: config_dict.ConfigDict, names: Sequence[str], folder: Path) -> i
         left_out = [each.suite for each in skipped]
         suites = [suite for suite in suites if suite.name not in left_out]
         with Plays(folder, about) as plays:
+            keys = evaluation.keys(suites, items)
             evaluation.run_suites(
                 suites,
                 items,
+                [key for key in keys if plays.missing(*key)],
                 speakers,
-                plays,
+                plays.add,
                 seed=c.evaluation.seed,
                 seats=seats(c),
                 patient=not FLAGS.endpoint and c.schedule != "overlap",
             )
-            ended = evaluation.in_order(suites, items, plays)
+            ended = [plays.done[key] for key in keys if key in plays.done]
     columns = results.write(folder, about, ended, skipped)
     print("\n".join([f"{partner.name}:", *results.table(columns, skipped)]))
     if any(result.suite == "heldout" for result in ended):

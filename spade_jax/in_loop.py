@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from ml_collections import config_dict
 
+from spade_jax import hosts
 from spade_jax.evals import catalog, evaluation, results
 from spade_jax.evals.catalog import Options
 from spade_jax.evals.evaluation import Configured
-from spade_jax.evals.results import Plays
+from spade_jax.evals.results import Key
+from spade_jax.evals.runner import Result
 from spade_jax.evals.suites import MODEL, USER, Settings
 from spade_jax.metrics import Value
 from spade_jax.policy.conversation import Policy
@@ -27,8 +29,16 @@ def check(c: config_dict.ConfigDict) -> None:
         raise UsageError(f"evaluation.suites: {error}") from None
 
 
-def evaluate(c: config_dict.ConfigDict, policy: Policy, folder: Path) -> dict[str, Value]:
-    """Play the suites of the config, write `results.json` into `folder`, and say how they went."""
+def evaluate(
+    c: config_dict.ConfigDict,
+    policy: Policy,
+    folder: Path,
+    divide: Callable[..., list[Result]] = hosts.divide,
+) -> dict[str, Value]:
+    """Play the suites of the config, write `results.json` into `folder`, and say how they went.
+
+    `divide` gives each host its share of the plays, as `hosts.divide` does.
+    """
     e = c.evaluation
     if not e.suites:
         return {}
@@ -40,22 +50,27 @@ def evaluate(c: config_dict.ConfigDict, policy: Policy, folder: Path) -> dict[st
             how = _settings(c, suite.name, suite.settings, policy.sampler.context)
             suites.append(Configured(suite, how))
         items = {suite.name: evaluation.chosen(suite.items(), e.limit) for suite in suites}
-        about = {"suites": {suite.name: results.about_suite(suite.settings) for suite in suites}}
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was resumed before it
-        with Plays(folder, about) as plays:
+
+        def play(own: list[Key]) -> list[Result]:
+            done: dict[Key, Result] = {}
             evaluation.run_suites(
                 suites,
                 items,
+                own,
                 {MODEL: policy, USER: policy},
-                plays,
+                lambda result: done.update({(result.suite, result.item, result.play): result}),
                 show=False,
                 seed=e.seed,
                 seats=c.sampling.slots,
                 patient=c.schedule != "overlap",
             )
-            ended = evaluation.in_order(suites, items, plays)
+            return [done[key] for key in own]
+
+        ended = divide(evaluation.keys(suites, items), play, Result)
+        about = {"suites": {suite.name: results.about_suite(suite.settings) for suite in suites}}
+    hosts.lead(lambda: results.write(folder, about, ended, []) and None)
     measured: dict[str, Value] = {}
-    for column in results.write(folder, about, ended, []):
+    for column in results.summary(ended):
         measured[f"evaluation/suite/{column.name}/success"] = column.success
         measured[f"evaluation/suite/{column.name}/failed"] = column.failed
     return measured

@@ -94,12 +94,6 @@ class Run:
         led = lockstep.leading(self.sampler, work)
         return hosts.divide(items, led, kind, by, every=self.config.hosts.per_replica)
 
-    def lead(self, work: Callable[[], Made]) -> Made:
-        """`hosts.lead` of `work` that talks with the policy."""
-        if hosts.index() < self.config.hosts.per_replica:
-            lockstep.follow(self.sampler)
-        return hosts.lead(lockstep.leading(self.sampler, work))
-
     def designer(self, policy: Policy) -> Policy:
         """The policy in the designer's chat form, in which it also writes hints and judges."""
         agent, designer = self.tokenizers[Role.AGENT], self.tokenizers[Role.DESIGNER]

@@ -206,7 +206,7 @@ def evaluate(run: Run, state: LearnerState, workdir: Path, iteration: int) -> Ma
     hosts.lead(lambda: record.write_evaluation(workdir, iteration, items, episodes))
     with run.timer.stage("evaluate"):
         folder = workdir / "evaluation" / f"{iteration:06d}"
-        suites = run.lead(lambda: in_loop.evaluate(c, policy, folder))
+        suites = in_loop.evaluate(c, policy, folder, run.divide)
     return measures.of_evaluation(items, episodes) | suites
 
 

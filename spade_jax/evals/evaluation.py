@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import rich.console
@@ -13,7 +13,7 @@ import rich.progress
 
 from spade_jax.envs.sandbox import Sandbox
 from spade_jax.evals import runner
-from spade_jax.evals.results import Plays, Skipped
+from spade_jax.evals.results import Key, Skipped
 from spade_jax.evals.runner import Result
 from spade_jax.evals.suites import Item, Settings, Suite
 from spade_jax.policy.conversation import Speaker
@@ -66,27 +66,42 @@ def too_short(suite: Suite, context: int | None, model: str) -> Skipped | None:
     return Skipped(suite=suite.name, reason=reason)
 
 
+def keys(suites: Sequence[Suite], items: Mapping[str, Sequence[Item]]) -> list[Key]:
+    """All plays, in the order of suites, items and numbers."""
+    return [
+        (suite.name, item.id, number)
+        for suite in suites
+        for item in items[suite.name]
+        for number in range(suite.settings.plays)
+    ]
+
+
 def run_suites(
     suites: Sequence[Suite],
     items: Mapping[str, Sequence[Item]],
+    wanted: Collection[Key],
     speakers: Mapping[str, Speaker],
-    plays: Plays,
+    note: Callable[[Result], None],
     *,
     show: bool = True,
     **how: Any,
 ) -> None:
-    """Make the plays that are missing, suite by suite; `how` is as in `runner.run`."""
+    """Make the plays that are wanted, suite by suite, the first of every item before the second.
+
+    `note` is told as they end; `how` is as in `runner.run`.
+    """
+    wanted = set(wanted)
     for suite in suites:
-        missing = [
+        chosen = [
             (item, number)
             for number in range(suite.settings.plays)
             for item in items[suite.name]
-            if plays.missing(suite.name, item.id, number)
+            if (suite.name, item.id, number) in wanted
         ]
-        if not missing:
+        if not chosen:
             continue
-        with Progress(suite.name, len(missing), show) as progress:
-            runner.run(suite, missing, speakers, note=_both(plays.add, progress.add), **how)
+        with Progress(suite.name, len(chosen), show) as progress:
+            runner.run(suite, chosen, speakers, note=_both(note, progress.add), **how)
 
 
 def _both(*notes: Callable[[Result], None]) -> Callable[[Result], None]:
@@ -95,19 +110,6 @@ def _both(*notes: Callable[[Result], None]) -> Callable[[Result], None]:
             each(result)
 
     return note
-
-
-def in_order(
-    suites: Sequence[Suite], items: Mapping[str, Sequence[Item]], plays: Plays
-) -> list[Result]:
-    """The plays that were made, in the order of suites, items and numbers."""
-    keys = (
-        (suite.name, item.id, number)
-        for suite in suites
-        for item in items[suite.name]
-        for number in range(suite.settings.plays)
-    )
-    return [plays.done[key] for key in keys if key in plays.done]
 
 
 class Progress:

@@ -23,6 +23,7 @@ from spade_jax.evals.suites import Settings
 from spade_jax.types import UsageError, dataclass
 
 FILE, PLAYS, ABOUT = "results.json", "plays.jsonl", "evaluation.json"
+Key = tuple[str, str, int]  # suite, item, number of the play
 LAST = 2**62  # above every number of a play
 # The columns of the paper's tables, in their order; others follow in the order of the suites.
 COLUMNS = (
@@ -69,7 +70,7 @@ class Plays:
         self.folder = folder
         _agree(folder, about)
         self._file = jsonl.JsonLines(folder / PLAYS, "play", LAST)
-        self.done: dict[tuple[str, str, int], Result] = {}
+        self.done: dict[Key, Result] = {}
         for line in jsonl.read(folder / PLAYS):
             result = msgspec.convert(line, Result)
             self.done[result.suite, result.item, result.play] = result
@@ -157,6 +158,7 @@ def write(
     skipped: Sequence[Skipped],
 ) -> list[Column]:
     """Write `results.json`; its columns."""
+    folder.mkdir(parents=True, exist_ok=True)
     columns = summary(results)
     content = {
         "evaluation": about,
