@@ -28,6 +28,7 @@ from typing import Any
 from spade_jax.envs import parsers
 from spade_jax.evals import calls, prompts
 from spade_jax.evals.calls import Call
+from spade_jax.evals.data import read_lines, with_answers
 from spade_jax.evals.matching import plain
 from spade_jax.evals.suites import Course, Item, Listed, Outcome, Say, Settings, Tools
 from spade_jax.policy.sampling import Sampling
@@ -78,9 +79,9 @@ def read(
     """Entries of a category with their answers; a UsageError where there are none to read."""
     folder = root / "data_all" / "data_en"
     file, answers = (f / f"data_{category}.json" for f in (folder, folder / "possible_answer"))
-    given = calls.read_lines(file, MEND, ("id", "question", "function", *fields))
-    truths = calls.read_lines(answers, MEND, ("id", "ground_truth"))
-    return calls.with_answers(given, truths, answers, MEND)
+    given = read_lines(file, MEND, ("id", "question", "function", *fields))
+    truths = read_lines(answers, MEND, ("id", "ground_truth"))
+    return with_answers(given, truths, answers, MEND)
 
 
 def entries(root: Path, category: str) -> list[Entry]:

@@ -32,7 +32,17 @@ from spade_jax.envs.parsers import parse_program
 from spade_jax.evals import acebench, calls, prompts
 from spade_jax.evals.acebench import MEND
 from spade_jax.evals.calls import Call
-from spade_jax.evals.suites import USER, Course, Item, Listed, Outcome, Say, Settings, Tools, Work
+from spade_jax.evals.suites import (
+    Course,
+    Item,
+    Listed,
+    Outcome,
+    Say,
+    Settings,
+    Tools,
+    Work,
+    ask_user,
+)
 from spade_jax.evals.worlds import Part, Simulators, WorldLost, Worlds, open_simulators
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError, dataclass
@@ -214,7 +224,7 @@ def _talk(
     question, count = entry.question, 0
     if entry.user is not None:
         begin = Message(role="user", content=prompts.fill("acebench_user_begins"))
-        question = yield from _user(Message(role="system", content=entry.user), begin)
+        question = yield from ask_user(Message(role="system", content=entry.user), begin)
     said: tuple[Message, ...] = (
         Message(role="system", content=entry.system),
         Message(role="user", content=question),
@@ -240,19 +250,11 @@ def _talk(
         if entry.user is None:
             words = prompts.fill("acebench_no_questions")
         else:
-            words = yield from _user(Message(role="user", content=spoken))
+            words = yield from ask_user(Message(role="user", content=spoken))
             if END in words and count > 2:
                 return ""
         said = (Message(role="user", content=words),)
     return ""
-
-
-def _user(*messages: Message) -> Generator[Say, Any, str]:
-    """What the user says to that."""
-    reply = yield Say(messages=messages, to=USER)
-    if reply is None:
-        raise RuntimeError("the context of the user's model is full")
-    return parsers.spoken(reply.text)
 
 
 # -- the suite --------------------------------------------------------------------------------

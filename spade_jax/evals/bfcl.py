@@ -19,6 +19,7 @@ from typing import Any
 
 from spade_jax.evals import calls
 from spade_jax.evals.calls import Call
+from spade_jax.evals.data import read_lines, with_answers
 from spade_jax.evals.suites import Course, Item, Listed, Outcome, Say, Settings, Tools, Work
 from spade_jax.evals.worlds import Part, Simulators, WorldLost, Worlds, open_simulators
 from spade_jax.policy.sampling import Sampling
@@ -93,12 +94,12 @@ def entries(source: Source, category: str) -> list[Entry]:
     name = f"BFCL_v4_multi_turn_{category}.json"
     file, answers = source.data / name, source.data / "possible_answer" / name
     fields = ("id", "question", "initial_config", "involved_classes")
-    given = calls.read_lines(file, MEND, fields)
-    truths = calls.read_lines(answers, MEND, ("id", "ground_truth"))
+    given = read_lines(file, MEND, fields)
+    truths = read_lines(answers, MEND, ("id", "ground_truth"))
     tools = functools.cache(functools.partial(_tools, source))
     return [
         _entry(source, category, entry, answer["ground_truth"], tools)
-        for entry, answer in calls.with_answers(given, truths, answers, MEND)
+        for entry, answer in with_answers(given, truths, answers, MEND)
     ]
 
 
@@ -107,7 +108,7 @@ def _tools(source: Source, name: str) -> Tools:
     if name not in source.documents or name not in source.modules:
         raise UsageError(f"BFCL's data name {name}, of which there is no simulator; {MEND}")
     file = source.data / "multi_turn_func_doc" / source.documents[name]
-    return tuple(map(calls.tool, calls.read_lines(file, MEND, ("name", "parameters"))))
+    return tuple(map(calls.tool, read_lines(file, MEND, ("name", "parameters"))))
 
 
 def _entry(

@@ -16,6 +16,7 @@ from typing import Any
 
 from spade_jax.evals import calls, matching
 from spade_jax.evals.bfcl import MEND, package
+from spade_jax.evals.data import read_lines, with_answers
 from spade_jax.evals.suites import Course, Item, Listed, Outcome, Say, Settings, Tools
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError, dataclass
@@ -46,12 +47,12 @@ class Entry:
 def entries(data: Path, category: str) -> list[Entry]:
     """The entries of a category in their order; a UsageError where the data are damaged."""
     file = data / f"BFCL_v4_{category}.json"
-    given = calls.read_lines(file, MEND, ("id", "question", "function"))
+    given = read_lines(file, MEND, ("id", "question", "function"))
     if category.endswith(UNJUDGED):
         return [_entry(category, entry, None) for entry in given]
     answers = data / "possible_answer" / file.name
-    truths = calls.read_lines(answers, MEND, ("id", "ground_truth"))
-    both = calls.with_answers(given, truths, answers, MEND)
+    truths = read_lines(answers, MEND, ("id", "ground_truth"))
+    both = with_answers(given, truths, answers, MEND)
     return [_entry(category, entry, answer["ground_truth"]) for entry, answer in both]
 
 

@@ -1,4 +1,4 @@
-"""Calls as tool benchmarks write them, their functions' schemas, and the files both come in."""
+"""Calls as tool benchmarks write them, and their functions' schemas."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from spade_jax.envs import parsers
 from spade_jax.envs.parsers.syntax import parse_expression
-from spade_jax.types import UsageError, dataclass
+from spade_jax.types import dataclass
 
 # The type names of these benchmarks, of which JSON schema knows few.
 _TYPES = {
@@ -115,43 +114,3 @@ def repaired(schema: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(mended.get("items"), Mapping):
         mended["items"] = repaired(mended["items"])
     return mended
-
-
-# -- files ------------------------------------------------------------------------------------
-
-
-def read_lines(file: Path, mend: str, fields: Sequence[str] = ("id",)) -> list[dict[str, Any]]:
-    """The JSON objects of a file, one a line, each with these fields.
-
-    A UsageError names the file, and the line that is torn or lacks a field; `mend` says what to do.
-    """
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read ({error.strerror}); {mend}") from None
-    entries = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            raise UsageError(f"line {number} of {file} is damaged or cut off; {mend}") from None
-        missing = [f for f in fields if not isinstance(entry, dict) or f not in entry]
-        if missing:
-            raise UsageError(f"line {number} of {file} has no {' and no '.join(missing)}; {mend}")
-        entries.append(entry)
-    if not entries:
-        raise UsageError(f"{file} is empty; {mend}")
-    return entries
-
-
-def with_answers(
-    entries: Sequence[dict[str, Any]], answers: Sequence[dict[str, Any]], file: Path, mend: str
-) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each entry with the answer of its id, from `file`; a UsageError where there is none."""
-    known = {answer["id"]: answer for answer in answers}
-    for entry in entries:
-        if entry["id"] not in known:
-            raise UsageError(f"{file} has no answer to {entry['id']}; {mend}")
-    return [(entry, known[entry["id"]]) for entry in entries]

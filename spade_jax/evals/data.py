@@ -12,7 +12,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +83,13 @@ def read(path: Path) -> list[dict[str, Any]]:
     try:
         if form == ".parquet":
             return _parquet(path)
-        text = path.read_text(encoding="utf-8-sig")
         if form == ".csv":
+            text = path.read_text(encoding="utf-8-sig")
             return list(csv.DictReader(text.splitlines(keepends=True), strict=True))
-        lines = [line for line in text.splitlines() if line.strip()]
-        found = json.loads(text) if form == ".json" else [json.loads(line) for line in lines]
+        if form == ".json":
+            found = json.loads(path.read_bytes())
+        else:
+            found = read_lines(path, "fetch it again", ())
     except (ValueError, csv.Error) as error:
         raise UsageError(
             f"{path} is cut off or damaged ({' '.join(str(error).split())}); fetch it again"
@@ -154,3 +156,43 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
         return pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(str(error)) from error
+
+
+# -- a JSON object a line --------------------------------------------------------------------
+
+
+def read_lines(file: Path, mend: str, fields: Sequence[str] = ("id",)) -> list[dict[str, Any]]:
+    """The JSON objects of a file, one a line, each with these fields.
+
+    A UsageError names the file, and the line that is torn or lacks a field; `mend` says what to do.
+    """
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read ({error.strerror}); {mend}") from None
+    entries = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            raise UsageError(f"line {number} of {file} is damaged or cut off; {mend}") from None
+        missing = [f for f in fields if not isinstance(entry, dict) or f not in entry]
+        if missing:
+            raise UsageError(f"line {number} of {file} has no {' and no '.join(missing)}; {mend}")
+        entries.append(entry)
+    if not entries:
+        raise UsageError(f"{file} is empty; {mend}")
+    return entries
+
+
+def with_answers(
+    entries: Sequence[dict[str, Any]], answers: Sequence[dict[str, Any]], file: Path, mend: str
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each entry with the answer of its id, from `file`; a UsageError where there is none."""
+    known = {answer["id"]: answer for answer in answers}
+    for entry in entries:
+        if entry["id"] not in known:
+            raise UsageError(f"{file} has no answer to {entry['id']}; {mend}")
+    return [(entry, known[entry["id"]]) for entry in entries]

@@ -11,9 +11,10 @@ import dataclasses
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Protocol
 
+from spade_jax.envs import parsers
 from spade_jax.envs.sandbox import Call, Instance, Sandbox
 from spade_jax.policy.sampling import Sampling
-from spade_jax.types import Message
+from spade_jax.types import Generation, Message
 
 Tools = tuple[Mapping[str, Any], ...]  # {"type": "function", "function": {...}} each
 MODEL, USER = "model", "user"  # to whom a message is said
@@ -43,6 +44,14 @@ class Say:
     tools: Tools | None = None
     to: str = MODEL
     stream: tuple[int, ...] | None = None
+
+
+def ask_user(*messages: Message) -> Generator[Say, Generation | None, str]:
+    """What whoever acts the user says to that; a part of a course."""
+    reply = yield Say(messages=messages, to=USER)
+    if reply is None:
+        raise RuntimeError("the context of the user's model is full")
+    return parsers.spoken(reply.text)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

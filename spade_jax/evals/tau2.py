@@ -27,7 +27,17 @@ from typing import Any
 from spade_jax.envs import parsers
 from spade_jax.evals import calls, prompts
 from spade_jax.evals.retail import TOOLS, Shop
-from spade_jax.evals.suites import USER, Course, Item, Listed, Outcome, Say, Settings, Tools, Work
+from spade_jax.evals.suites import (
+    Course,
+    Item,
+    Listed,
+    Outcome,
+    Say,
+    Settings,
+    Tools,
+    Work,
+    ask_user,
+)
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError, dataclass
 
@@ -161,7 +171,7 @@ def course(task: Task, shared: Shared, play: int) -> Course:
 def _conversation(task: Task, shared: Shared, talk: _Talk) -> Generator[Say, Any, str]:
     """Until the user ends it; why the task is lost, if it is by then."""
     begun = Message(role="user", content=prompts.fill("tau2_greeting"))
-    heard = yield from _user(Message(role="system", content=task.user), begun)
+    heard = yield from ask_user(Message(role="system", content=task.user), begun)
     said: tuple[Message, ...] = (Message(role="system", content=shared.system),)
     said += (Message(role="user", content=heard),)
     tools: Tools | None = OFFERED
@@ -180,17 +190,9 @@ def _conversation(task: Task, shared: Shared, talk: _Talk) -> Generator[Say, Any
             said = tuple(Message(role="tool", content=text) for text, _ in answers)
             continue
         talk.said.append(parsers.spoken(reply.text))
-        heard = yield from _user(Message(role="user", content=talk.said[-1]))
+        heard = yield from ask_user(Message(role="user", content=talk.said[-1]))
         said = (Message(role="user", content=heard),)
     return "" if any(end in heard for end in ENDS) else f"no end after {STEPS} messages"
-
-
-def _user(*messages: Message) -> Generator[Say, Any, str]:
-    """What the user says to that."""
-    reply = yield Say(messages=messages, to=USER)
-    if reply is None:
-        raise RuntimeError("the context of the user's model is full")
-    return parsers.spoken(reply.text)
 
 
 def _judge(task: Task, shared: Shared, talk: _Talk) -> str:

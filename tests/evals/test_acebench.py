@@ -10,7 +10,7 @@ import pytest
 from spade_jax.evals import acebench, acebench_agent
 from spade_jax.evals.acebench_agent import coverage, wrong
 from spade_jax.evals.calls import Call, read_calls
-from spade_jax.evals.suites import USER, Listed, Outcome
+from spade_jax.evals.suites import MODEL, USER, Listed, Outcome
 from spade_jax.types import UsageError
 from tests.evals.courses import Log, drive
 from tests.evals.tool_play import call_text, is_golden
@@ -109,6 +109,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "import gone\nSYSTEM_PROMPT_BASE_EN = 'You are a user. {instruction}'\n"
     )
     room = {"question": "user: A room in Paris\n", "function": [ROOM, PINGS], "time": "Monday"}
+    room["profile"] = {"likes": "breakfast"}
     for category in acebench.NORMAL:
         task(category, room, {"ground_truth": {"book_room": TRUE_ROOM}}, root)
     for category, truth in (
@@ -134,6 +135,9 @@ def test_normal(root: Path) -> None:
             assert drive(items[0].course(0), [reply])[0].score == 0.0
         _, log = drive(items[0].course(0), [None])
         assert is_golden("acebench_normal", log.says[0])
+        [likes] = [item for item in items if item.id == "normal_preference_0"]
+        _, log = drive(likes.course(0), [None])
+        assert is_golden("acebench_preference", log.says[0])
 
 
 @pytest.mark.parametrize(
@@ -221,7 +225,7 @@ def test_in_talk_with_a_user(agent: Listed) -> None:
     system, begins, *heard = log.texts(USER)
     assert system == "You are a user. Tell Ann that I am late."
     assert [begins, *heard] == ["Is there anything you need today?", "What to say?", "Sent."]
-    assert log.texts()[0].endswith("finish conversation\n\nBe brief.")
+    assert is_golden("acebench_multi_turn", next(say for say in log.says if say.to == MODEL))
     assert log.texts()[1:3] == ["Hi", "Late!"]
 
 

@@ -217,7 +217,8 @@ def test_forms_of_files(tmp_path: Path, form: str) -> None:
     if form != ".csv":  # which tells by its count only
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) - 8])
-        with pytest.raises(UsageError, match="cut off or damaged.*fetch it again"):
+        where = f"line 2 of {path} is damaged or cut off" if form == ".jsonl" else "cut off or"
+        with pytest.raises(UsageError, match=f"{where}.*fetch it again"):
             data.read(path)
 
 

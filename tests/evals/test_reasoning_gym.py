@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from spade_jax.envs import adapters
+from spade_jax.envs.sandbox import Sandbox
 from spade_jax.evals import reasoning_gym
 from spade_jax.evals.evaluation import chosen
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import Message, UsageError
+from tests.evals.courses import drive
 from tests.evals.scripted import Scripted, play
 
 GROUPS = {"RG Math": 31, "RG Algorithmic": 36, "RG Cognition": 24, "RG Logic": 9}
@@ -33,6 +35,40 @@ def test_items_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {item.id.split("/")[1] for item in firsts} == {"0"} and len(firsts) == 36
     s = suite.settings
     assert (s.plays, s.sampling, s.reply) == (1, Sampling(0.6, 0.8, 20), 8192)
+
+
+SUMS = """
+class SumEnv:
+    def reset(self, seed=None):
+        self.seed = seed
+        return f"What is {seed} + 1?", {}
+
+    def step(self, action):
+        near = 0.5 if action.isdecimal() else 0.0
+        return "Score.", 1.0 if action == str(self.seed + 1) else near, True, False, {}
+"""
+
+
+def test_the_course_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task of our own in the place of each: its prompt, an oracle, and what is no win."""
+    tasks = {"sums": {"group": "math", "params": {}}}
+    monkeypatch.setattr(reasoning_gym, "hard_tasks", lambda: tasks)
+    monkeypatch.setattr(reasoning_gym, "program", lambda task, params: SUMS)
+    with Sandbox() as sandbox:
+        items = reasoning_gym.ReasoningGym(sandbox=sandbox, modules=()).items()
+        assert [item.id for item in items] == [f"sums/{n}" for n in range(8)]
+        for reply, answer, score in (
+            ("<answer>3</answer>", "3", 1.0),
+            ("So \\boxed{1}, no, \\boxed{3}.", "3", 1.0),
+            ("<answer>1</answer> <answer>4</answer>", "4", 0.5),
+            ("<think><answer>3</answer></think> I do not know.", None, 0.0),
+        ):
+            outcome, log = drive(items[2].course(0), [reply], sandbox=sandbox)
+            assert (outcome.answer, outcome.score, outcome.won) == (answer, score, score == 1.0)
+    assert log.texts() == [
+        "What is 2 + 1?\n\nReason step by step. Then write the final answer, in the form asked for "
+        "above and with nothing else, between <answer> and </answer>."
+    ]
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
