@@ -67,6 +67,7 @@ setup(
             "tensorflow-datasets>=4.9.10",
             "torch>=2.13",
             "transformers>=5.0",
+            "uv>=0.9",
             "uvicorn>=0.35",
             "wandb>=0.20",
         ],
