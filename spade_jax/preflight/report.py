@@ -27,9 +27,9 @@ MFU = (
 LOOPS = (
     "FLOPs, bytes and collectives are those of one device, read from the optimised program: loops "
     "with a constant bound count by their trips, others once, in a line of their own. Times are "
-    "the compiler's rates applied to each instruction; collectives come on top unless they run "
-    "beside other work. They are a bound from below, not a measurement. At a decoding step stands "
-    "what it moves over the size of weights and cache."
+    "the compiler's rates applied to each instruction in the compiled order; of collectives that "
+    "run beside other work counts what is waited for. They are a bound from below, not a "
+    "measurement. At a decoding step stands what it moves over the size of weights and cache."
 )
 
 
