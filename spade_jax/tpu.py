@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 VARIABLE = "LIBTPU_INIT_ARGS"
-# As of libtpu 0.0.42 to 0.0.52.
+# As of libtpu 0.0.52, which the extra `tpu` asks for.
 OPTIONS = (
     # Collectives that carry weights run on the sparse cores of v5p and v6e, beside the products.
     # Those of tpu7x do so unasked; v4 and v5e take no notice.
