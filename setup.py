@@ -44,7 +44,7 @@ setup(
         "tokenizers>=0.22",
     ],
     extras_require={
-        "tpu": ["libtpu>=0.0.52"],  # jax[tpu] pins one that multiplies rows with every expert
+        "tpu": ["libtpu>=0.0.52", "requests>=2.31"],  # jax[tpu] pins one that multiplies rows with every expert
         "gpu": ["jax[cuda13]>=0.10"],
         "gcs": ["gcsfs>=2024.6"],
         "gym": ["gymnasium>=1.0"],
