@@ -44,7 +44,8 @@ setup(
         "tokenizers>=0.22",
     ],
     extras_require={
-        "tpu": ["libtpu>=0.0.52", "requests>=2.31"],  # jax[tpu] pins one that multiplies rows with every expert
+        # jax[tpu] pins a libtpu that multiplies rows with every expert, see docs/tpu.md.
+        "tpu": ["libtpu>=0.0.52", "requests>=2.31"],
         "gpu": ["jax[cuda13]>=0.10"],
         "gcs": ["gcsfs>=2024.6"],
         "gym": ["gymnasium>=1.0"],
