@@ -124,13 +124,14 @@ def overridden(settings: Settings) -> Settings:
 class Partner:
     """A speaker, the most tokens of a conversation with it (None: not known), and its name.
 
-    `weights` changes where those do.
+    `weights` changes where those do; a server is taken to show tools.
     """
 
     speaker: Speaker
     context: int | None
     name: str
     weights: str = ""
+    shows_tools: bool = True
 
 
 @contextlib.contextmanager
@@ -155,7 +156,8 @@ def open_model(c: config_dict.ConfigDict, contexts: Sequence[int]) -> Iterator[P
         step = "" if source.step is None else f" at iteration {source.step}"
         mean = ", the running mean of its weights" if source.mean else ""
         name = f"{path or 'the bundled model'}{step}{mean}"
-        yield Partner(Policy(sampler, tokenizer), positions, name, _stamp(source.path))
+        policy, stamp = Policy(sampler, tokenizer), _stamp(source.path)
+        yield Partner(policy, positions, name, stamp, tokenizer.shows_tools)
 
 
 def _stamp(folder: Path) -> str:
@@ -214,11 +216,8 @@ def evaluate(c: config_dict.ConfigDict, names: Sequence[str], folder: Path) -> i
         if "heldout" in names:
             about["heldout"] = {"arm": str(arm), "per_level": c.evaluation.per_level}
             about["heldout"] |= c.play.to_dict() | {"prompts": c.design.prompts}
-        skipped = [
-            each
-            for suite in suites
-            if (each := evaluation.too_short(suite, partner.context, partner.name))
-        ]
+        has = partner.context, partner.shows_tools, partner.name
+        skipped = [each for suite in suites if (each := evaluation.unfit(suite, *has))]
         left_out = [each.suite for each in skipped]
         suites = [suite for suite in suites if suite.name not in left_out]
         with Plays(folder, about) as plays:

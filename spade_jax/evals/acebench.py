@@ -236,4 +236,4 @@ def _suite(name: str, categories: Sequence[str], data: Path | None) -> Listed:
         for category in categories
         for entry in entries(root, category)
     ]
-    return Listed(name=name, settings=SETTINGS, all=tuple(items))
+    return Listed(name=name, settings=SETTINGS, all=tuple(items), tools=True)

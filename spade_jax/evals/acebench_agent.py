@@ -285,4 +285,4 @@ def open_agent(data: Path | None, categories: Sequence[str] = CATEGORIES) -> Ite
             )
             for entry in chosen
         ]
-        yield Listed(name="acebench_agent", settings=SETTINGS, all=tuple(items))
+        yield Listed(name="acebench_agent", settings=SETTINGS, all=tuple(items), tools=True)

@@ -264,4 +264,4 @@ def open_multi_turn(
             )
             for entry in chosen
         ]
-        yield Listed(name="bfcl_multi_turn", settings=SETTINGS, all=tuple(items))
+        yield Listed(name="bfcl_multi_turn", settings=SETTINGS, all=tuple(items), tools=True)

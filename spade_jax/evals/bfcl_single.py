@@ -175,4 +175,4 @@ def _suite(name: str, categories: Sequence[str], data: Path | None) -> Listed:
         for each in categories
         for entry in entries(folder, each)
     ]
-    return Listed(name=name, settings=SETTINGS, all=tuple(items))
+    return Listed(name=name, settings=SETTINGS, all=tuple(items), tools=True)

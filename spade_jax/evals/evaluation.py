@@ -36,6 +36,10 @@ class Configured:
     def sandbox(self) -> Sandbox | None:
         return getattr(self.suite, "sandbox", None)
 
+    @property
+    def tools(self) -> bool:
+        return getattr(self.suite, "tools", False)
+
     def items(self) -> Sequence[Item]:
         return self.suite.items()
 
@@ -51,19 +55,20 @@ def chosen(items: Sequence[Item], limit: int) -> list[Item]:
     return taken
 
 
-def too_short(suite: Suite, context: int | None, model: str) -> Skipped | None:
-    """Why a suite does not fit a model whose conversations hold `context` tokens, if it does not.
+def unfit(suite: Configured, context: int | None, shows_tools: bool, model: str) -> Skipped | None:
+    """Why a suite cannot be played with a model, if it cannot.
 
-    None where that is not known.
+    Its conversations hold `context` tokens (None: not known), its template `shows_tools` or not.
     """
-    needed = suite.settings.context
-    if context is None or context >= needed:
-        return None
-    reason = (
-        f"its conversations take up to {needed} tokens, but {model} holds {context}; lower "
-        "--reply_tokens or --context to run it nevertheless"
-    )
-    return Skipped(suite=suite.name, reason=reason)
+    needed, reason = suite.settings.context, ""
+    if context is not None and context < needed:
+        reason = (
+            f"its conversations take up to {needed} tokens, but {model} holds {context}; lower "
+            "--reply_tokens or --context to run it nevertheless"
+        )
+    elif suite.tools and not shows_tools:
+        reason = f"it offers tools, which the chat template of {model} does not show"
+    return Skipped(suite=suite.name, reason=reason) if reason else None
 
 
 def keys(suites: Sequence[Suite], items: Mapping[str, Sequence[Item]]) -> list[Key]:

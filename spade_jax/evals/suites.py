@@ -127,11 +127,12 @@ class Suite(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Listed:
-    """A suite of items that are there before any is played."""
+    """A suite of items that are there before any is played; `tools` where it offers some."""
 
     name: str
     settings: Settings
     all: tuple[Item, ...]
+    tools: bool = False
     sandbox: Sandbox | None = None
 
     def items(self) -> Sequence[Item]:

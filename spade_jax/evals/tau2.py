@@ -241,4 +241,4 @@ def open_retail(data: Path | None) -> Iterator[Listed]:
         )
         for task in tasks
     ]
-    yield Listed(name="tau2_retail", settings=SETTINGS, all=tuple(items))
+    yield Listed(name="tau2_retail", settings=SETTINGS, all=tuple(items), tools=True)

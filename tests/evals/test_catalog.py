@@ -95,7 +95,7 @@ def test_the_suite_of_the_page_is_run_by_name(
     monkeypatch.setitem(catalog.SUITES, "capitals", names["open_capitals"])
     c = small_run.configured("tiny", {"sampling.slots": 2})
     given = NOTHING | {"config": c, "model": str(model_folder), "output": str(tmp_path)}
-    given |= {"suite": ["capitals"], "reply_tokens": 8}
+    given |= {"suite": ["capitals"], "reply_tokens": 8, "context": 320, "concurrency": 3}
     monkeypatch.setattr(evaluate, "FLAGS", SimpleNamespace(**given))
     assert evaluate.main([]) == 0
     assert re.search(r"Capitals +2 +2 +0\.0%", capsys.readouterr().out)

@@ -1,5 +1,6 @@
 """The program: the same result in this process and from a server, going on, what it refuses."""
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ import pytest
 
 from spade_jax import evaluate, in_loop, metrics, weights
 from spade_jax.envs.sandbox import Sandbox
-from spade_jax.evals import heldout, results, runner
+from spade_jax.evals import catalog, heldout, results, runner
 from spade_jax.evals.runner import Result
+from spade_jax.evals.suites import Listed, Settings
 from spade_jax.policy.conversation import Conversations
 from spade_jax.policy.sampler import Sampler
+from spade_jax.policy.sampling import Sampling
 from spade_jax.policy.tokenizer import ChatTokenizer
 from spade_jax.types import Arm, UsageError
 from tests import small_run
@@ -206,6 +209,24 @@ def test_a_model_too_short_for_a_suite(
     assert run(**few) == 0
     assert {play.failed for play in made(tmp_path / "few")} == {runner.NO_ROOM}
     assert "failed plays count as lost" in capsys.readouterr().out
+
+
+def test_a_model_that_shows_no_tools(
+    run: Run,
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A suite that offers some is skipped, and the others are played."""
+    how = Settings(sampling=Sampling(temperature=0.0), reply=8, context=64)
+    tools = contextlib.nullcontext(Listed(name="tools", settings=how, all=(), tools=True))
+    monkeypatch.setitem(catalog.SUITES, "tools", lambda options: tools)
+    asked = ASKED | {"model": str(model_folder), "output": str(tmp_path / "out")}
+    assert run(**asked | {"suite": ["tools", "aime25"], "limit": 1}) == 0
+    told = capsys.readouterr().out
+    assert f"skipped tools: it offers tools, which the chat template of {model_folder}" in told
+    assert "1 suite skipped" in told and len(made(tmp_path / "out")) == 1
 
 
 @pytest.mark.parametrize(
