@@ -30,7 +30,7 @@ setup(
         "flax>=0.12",
         "fsspec>=2024.6",
         "grain>=0.2.13",
-        "jax>=0.10",
+        "jax>=0.10.1",
         "jinja2>=3.1.6",
         "matplotlib>=3.10",
         "ml-collections>=1.1",
@@ -46,7 +46,7 @@ setup(
     extras_require={
         # jax[tpu] pins a libtpu that multiplies rows with every expert, see docs/tpu.md.
         "tpu": ["libtpu>=0.0.52", "requests>=2.31"],
-        "gpu": ["jax[cuda13]>=0.10"],
+        "gpu": ["jax[cuda13]>=0.10.1"],
         "gcs": ["gcsfs>=2024.6"],
         "gym": ["gymnasium>=1.0"],
         "endpoint": ["openai>=2.0"],
