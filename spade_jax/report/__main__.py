@@ -41,5 +41,5 @@ if __name__ == "__main__":
     flags.DEFINE_string("plot", None, "Also draw held-out success by group into this picture.")
     flags.DEFINE_float("limit_mb", 4.8, "Size of the file; the least telling is left out.", 0.5)
     flags.DEFINE_bool("watch", False, "Write it again and again while runs go on.")
-    flags.DEFINE_integer("every", 30, "Seconds between that.", 1)
+    flags.DEFINE_integer("every", 30, "With --watch: seconds until it is written again.", 1)
     run_program(main, files=True)
