@@ -372,7 +372,8 @@ def test_extras_that_pages_install_exist() -> None:
     setup = (ROOT / "setup.py").read_text("utf-8")
     extras = set(re.findall(r'(?m)^        "(\w+)": \[', setup))
     text = "".join(page.read_text("utf-8") for page in PAGES)
-    named = re.findall(r"pip install (?:-e )?['\"](?:\.|spade_jax)\[([\w,]+)\]|\bextra `(\w+)`", text)
+    install = r"pip install (?:-e )?['\"](?:\.|spade_jax)\[([\w,]+)\]"
+    named = re.findall(install + r"|\bextra `(\w+)`", text)
     assert named and {n for a, b in named for n in (a or b).split(",")} <= extras
 
 
