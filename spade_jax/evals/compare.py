@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +16,6 @@ from spade_jax.types import UsageError, dataclass
 
 RESAMPLES = 10_000
 LEVEL = 0.95
-SEED = 0
 
 
 @dataclass
@@ -48,7 +48,7 @@ def compare(a: Sequence[Result], b: Sequence[Result]) -> list[Difference]:
             continue
         pairs = [[results.share(side[name][i]) for i in common] for side in (there, here)]
         a_mean, b_mean = (float(np.mean(shares)) for shares in pairs)
-        gains = _resample(np.subtract(pairs[1], pairs[0]))
+        gains = _resample(np.subtract(pairs[1], pairs[0]), results.column_of(name))
         found = _Resampled(_difference(name, len(common), a_mean, b_mean, gains), gains)
         groups.setdefault(results.column_of(name), []).append(found)
     if not groups:
@@ -97,9 +97,13 @@ def _difference(name: str, items: int, a: float, b: float, gains: np.ndarray) ->
     return Difference(name=name, items=items, a=a, b=b, gain=b - a, low=low, high=high)
 
 
-def _resample(gains_I: np.ndarray) -> np.ndarray:
-    """Means of resampled items, always the same ones for as many items."""
-    rng = np.random.default_rng(SEED)
+def _resample(gains_I: np.ndarray, column: str) -> np.ndarray:
+    """Means of resampled items.
+
+    Columns are drawn apart. Parts of one that have as many items are drawn alike: items of BFCL
+    multi-turn come in a variant in each part.
+    """
+    rng = np.random.default_rng(zlib.crc32(column.encode()))
     means = [
         gains_I[rng.integers(0, len(gains_I), (100, len(gains_I)))].mean(axis=1)
         for _ in range(RESAMPLES // 100)

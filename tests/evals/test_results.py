@@ -174,6 +174,16 @@ def test_parts_are_compared_and_stand_together_in_the_row() -> None:
     assert compare.row(found) == f"{BFCL} 50.0 (+50.0)"
 
 
+def test_variants_are_drawn_together_and_columns_apart() -> None:
+    """Of two alike parts the mean varies as each does; of two alike columns by 1 / sqrt(2) of it."""
+    for names, ratio in ((("A: a", "A: b"), 1.0), (("A", "B"), 2**-0.5)):
+        a = [made(f"{name}{n}", won=False, group=name) for name in names for n in range(400)]
+        b = [made(f"{name}{n}", won=n % 2 == 0, group=name) for name in names for n in range(400)]
+        found = {d.name: d.high - d.low for d in compare.compare(a, b)}
+        whole = found["A"] if ratio == 1 else found["average of 2"]
+        assert whole == pytest.approx(ratio * found[names[0]], rel=0.05)
+
+
 def test_only_like_is_compared() -> None:
     with pytest.raises(UsageError, match="share no item"):
         compare.compare([made("i")], [made("j")])
