@@ -175,7 +175,7 @@ def test_parts_are_compared_and_stand_together_in_the_row() -> None:
 
 
 def test_variants_are_drawn_together_and_columns_apart() -> None:
-    """Of two alike parts the mean varies as each does; of two alike columns by 1 / sqrt(2) of it."""
+    """The mean of two alike parts varies as each does, that of columns by 1 / sqrt(2) of it."""
     for names, ratio in ((("A: a", "A: b"), 1.0), (("A", "B"), 2**-0.5)):
         a = [made(f"{name}{n}", won=False, group=name) for name in names for n in range(400)]
         b = [made(f"{name}{n}", won=n % 2 == 0, group=name) for name in names for n in range(400)]
