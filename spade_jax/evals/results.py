@@ -224,7 +224,7 @@ def summary(results: Sequence[Result]) -> list[Column]:
 
 
 def together(name: str, parts: Sequence[Column]) -> Column:
-    """The unweighted mean of parts, its error as if they were independent; items and plays in all."""
+    """The unweighted mean of parts, its error as if they were independent."""
     unfailed = [part.unfailed for part in parts if part.unfailed is not None]
     plays = sum(part.plays for part in parts)
     return Column(
