@@ -242,10 +242,22 @@ def unfit(r: Report) -> list[str]:
     return out
 
 
+def uneven(s: Slice) -> list[str]:
+    """A sentence for rows of which every device of several computes the same ones."""
+    sizes = zip(s.config.learn.rows, s.config.learn.row_tokens, strict=True)
+    return [
+        f"A micro-batch of {rows} x {length:,} does not fall into {s.pieces} pieces, so that "
+        "devices compute the same rows: give a multiple of these (--config.learn.rows)."
+        for rows, length in sizes
+        if rows % s.pieces
+    ]
+
+
 def show(r: Report, console: Console) -> None:
     """Print the report."""
     untold = sorted({name for f in r.programs for name in f.untold})
     notes = [f"Products inside of {', '.join(untold)} are not counted."] if untold else []
+    notes += uneven(r.slice)
     told = Text("\n".join([summary(r), LOOPS, MFU, *notes]))
     console.print(Group(Text(_heading(r.slice)), programs(r), phases(r), told))
     for line in unfit(r):

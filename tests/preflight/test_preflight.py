@@ -98,6 +98,8 @@ def test_a_run_that_fits(c: config_dict.ConfigDict, monkeypatch: pytest.MonkeyPa
     for name in ("decode 16 slots", "token of each slot", "train step", "all-gather of 4: 4"):
         assert name in told
     assert "does not fit" not in told and "MFU = model FLOPs / " in told
+    assert "A micro-batch of 2 x 640 does not fall into 4 pieces" in " ".join(told.split())
+    assert "A micro-batch of 8 x 256" not in told
     machine = report.as_json(r)
     assert json.loads(json.dumps(machine))["fits"] is True
     learn = next(p for p in machine["phases"] if p["name"] == "learn")
