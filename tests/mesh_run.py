@@ -4,8 +4,7 @@
 
 Goes on from the newest checkpoint of WORKDIR, makes optimizer steps on fixed samples, saves, and
 prints where the parameters lie and what they are, and what the policy says after each step. So many
-HOSTS make a replica; the first asks the policy once with the others and once alone, the second
-three times.
+HOSTS make a replica; the second one asks the policy three times as often as the first.
 """
 
 import json
@@ -83,7 +82,6 @@ def ask(run: Run, policy: Policy, budget: Budget) -> list[str]:
     heard = run.divide(
         [0, 1, 1, 1], lambda own: [ask_here(policy, budget) for _ in own], list[str], by=int
     )
-    heard.append(run.lead(lambda: ask_here(policy, budget)))
     assert all(each == heard[0] for each in heard)
     return heard[0]
 
