@@ -285,7 +285,6 @@ def loop(
 ) -> int:
     """Iterate to the end or until interrupted, saving, recording and evaluating."""
     c, first, stage, stop = run.config, host.iteration, run.timer.stage, None
-
     spell = run.tokenizers[Role.AGENT].spell
 
     def save() -> None:
@@ -320,13 +319,7 @@ def loop(
             last = host.iteration == c.iterations
             if last or (c.evaluation.every and host.iteration % c.evaluation.every == 0):
                 measured |= evaluate(run, state, place.folder, host.iteration)
-            seconds = run.timer.take()
-            measured |= seconds | {
-                "compiles": run_setup.compiles(),
-                "health/alarms": len(host.alarms),
-                **run_setup.memory(run),
-                "sample/tokens_per_s": made.tokens_sampled / seconds["time/iteration_s"],
-            }
+            measured |= cost(run, host, made)
             writer.write(iteration, measured, measures.shown(made, host))
             progress.update(iteration, measured)
             for alarm in raised if hosts.leads() else ():
@@ -337,6 +330,17 @@ def loop(
         with stage("checkpoint"):
             checkpoints.wait()
     return finish(c, place, host, asked, stop)
+
+
+def cost(run: Run, host: HostState, made: Made) -> dict[str, Value]:
+    """What an iteration took, by the timer, which starts anew, and what the process now holds."""
+    seconds = run.timer.take()
+    return seconds | {
+        "compiles": run_setup.compiles(),
+        "health/alarms": len(host.alarms),
+        **run_setup.memory(run),
+        "sample/tokens_per_s": made.tokens_sampled / seconds["time/iteration_s"],
+    }
 
 
 def finish(
