@@ -18,7 +18,7 @@ import optax
 from spade_jax.learn import losses
 from spade_jax.learn.batching import Rows
 from spade_jax.policy import model, sharding
-from spade_jax.policy.kernels import Kernels
+from spade_jax.policy.kernels import Kernels, once
 from spade_jax.policy.model import ModelConfig, Params
 from spade_jax.types import Role
 
@@ -124,11 +124,14 @@ def create(params: Params, tx: optax.GradientTransformation, *, ema: bool = Fals
 def take(rows: Rows, i: jax.Array) -> Rows:
     """Micro-batch `i`, inside a loop over some of them.
 
-    The barrier ties it to `i`. Where there is room for one micro-batch only, the compiler would
+    `once` also ties it to `i`. Where there is room for one micro-batch only, the compiler would
     otherwise move its whole computation out of the loop, and run it when none is in use.
     """
-    micro = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), rows)
-    return jax.lax.optimization_barrier((micro, i))[0]
+
+    def micro() -> Rows:
+        return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), rows)
+
+    return once(micro, i)
 
 
 def predict(params: Params, rows: Rows, c: ModelConfig, h: Hyper) -> tuple[jax.Array, jax.Array]:

@@ -11,12 +11,13 @@ A few layers lie in arrays of their own, many in one array that is scanned over.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from spade_jax.policy import cached, drawing, experts, model, sharding
+from spade_jax.policy import cached, drawing, experts, model, panels, sharding
 from spade_jax.policy.kernels import choose
 from spade_jax.policy.model import UNROLLED, ModelConfig, Params
 
@@ -110,7 +111,7 @@ def advance(
     kernels, size = choose(), c.layers // groups(c)
     stacked = experts.MATRICES if c.experts and kernels.experts in experts.STACKED else ()
     whole = {name: params["layers"][name] for name in stacked}
-    each = {name: w for name, w in params["layers"].items() if name not in stacked}
+    each = by_group(params["layers"], c, stacked)
     in_place = t == 1 and kernels.cached != "einsum"
 
     def layer(x_RTD: jax.Array, parts: tuple, g: int) -> tuple[jax.Array, tuple]:
@@ -137,7 +138,7 @@ def advance(
     keys, values = [], []
     for g in range(groups(c)):
         parts = (
-            jax.tree.map(lambda a, g=g: a[g * size : (g + 1) * size], each),
+            each[g],
             jnp.arange(g * size, (g + 1) * size),
             () if in_place else (old.keys[g], old.values[g]),
             recent.keys[g],
@@ -148,6 +149,37 @@ def advance(
         keys.append(k)
         values.append(v)
     return x_RTD, Cache(tuple(keys), tuple(values))
+
+
+def by_group(
+    layers: Params | tuple[Params, ...], c: ModelConfig, without: Sequence[str] = ()
+) -> tuple[Params, ...]:
+    """The layers' parameters but those named, in groups like the cache's, if they are not yet."""
+    if isinstance(layers, tuple):
+        return layers
+    each, size = {n: w for n, w in layers.items() if n not in without}, c.layers // groups(c)
+    return tuple(
+        jax.tree.map(lambda a, g=g: a[g * size : (g + 1) * size], each) for g in range(groups(c))
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("c",))
+def prepare(params: Params, c: ModelConfig) -> Params:
+    """A copy of the weights as a CPU decodes fastest with them: by layer, matrices in panels.
+
+    A slice of stacked layers is copied at each step.
+    """
+    declared = model.declare(c)["layers"]
+
+    def one(name: str, w: jax.Array) -> jax.Array | panels.Panels:
+        axes = declared[name].matrix_axes
+        if axes is None or c.experts and name not in ("q", "k", "v", "o"):
+            return w
+        return panels.cut(w, stack=1, ins=len(axes[0]))
+
+    layers = by_group({name: one(name, w) for name, w in params["layers"].items()}, c)
+    head_DV = params["embed"].T if c.tied else params["head"]
+    return params | {"layers": layers, "head": panels.cut(head_DV)}
 
 
 def seen(old: Cache, length_R: jax.Array, recent: Cache, column: jax.Array, t: int) -> jax.Array:

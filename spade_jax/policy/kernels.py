@@ -1,10 +1,12 @@
-"""Which kernels a platform gets: decided here and nowhere else."""
+"""Which kernels a platform gets, and what its compiler needs: decided here and nowhere else."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from spade_jax.types import UsageError
 
@@ -51,3 +53,26 @@ def choose(attention: str = "auto", platform: str | None = None) -> Kernels:
         )
     chosen = PLATFORMS[platform]
     return chosen if attention == "auto" else chosen._replace(attention=attention)
+
+
+def on_one_cpu() -> bool:
+    """Whether a program is for a CPU, and for one device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return platform_in_use() == "cpu" and (mesh.empty or mesh.size == 1)
+
+
+def once(make: Callable[[], Any], count: jax.Array) -> Any:
+    """What `make` returns, computed once and before it is used.
+
+    XLA for CPUs drops optimization barriers before it fuses. It then computes again, in each loop
+    over what uses them, cosines and the place where a slice begins, and the latter keeps some of
+    these loops from being vectorised. It does not look into a branch. `count` is an integer that is
+    never negative, which it cannot know.
+    """
+    if not on_one_cpu():
+        return jax.lax.optimization_barrier((make(), count))[0]
+
+    def never() -> Any:
+        return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(make))
+
+    return jax.lax.cond(count >= 0, make, never)

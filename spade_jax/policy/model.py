@@ -21,7 +21,8 @@ import jax.numpy as jnp
 
 from spade_jax.policy import experts, sharding
 from spade_jax.policy.attention import attention
-from spade_jax.policy.kernels import Kernels, choose
+from spade_jax.policy.kernels import Kernels, choose, on_one_cpu, once
+from spade_jax.policy.panels import Panels
 from spade_jax.types import UsageError
 
 Params = dict[str, Any]
@@ -249,26 +250,40 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
 def rotary_angles(positions_BT: jax.Array, c: ModelConfig) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines, each (B, T, 1, C/2) float32, of the rotary embedding."""
     half = c.head_size // 2
-    frequencies = c.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles = positions_BT[:, :, None, None].astype(jnp.float32) * frequencies[None, None, None, :]
-    return jnp.cos(angles), jnp.sin(angles)
+
+    def make() -> tuple[jax.Array, jax.Array]:
+        frequencies = c.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+        angles = positions_BT[:, :, None, None].astype(jnp.float32) * frequencies
+        return jnp.cos(angles), jnp.sin(angles)
+
+    return once(make, positions_BT[0, 0])
 
 
 def rotate(x_BTHC: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """Rotate each pair (first half, second half) of every head by its position's angle."""
-    a, b = jnp.split(x_BTHC.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BTHC.dtype)
+    x = x_BTHC.astype(jnp.float32)
+    if on_one_cpu():  # whose loops over a concatenation are not vectorised
+        halves = x.reshape(*x.shape[:-1], 2, -1)
+        signed = sin[..., None, :] * jnp.array([[-1.0], [1.0]])
+        x = (halves * cos[..., None, :] + halves[..., ::-1, :] * signed).reshape(x.shape)
+    else:
+        a, b = jnp.split(x, 2, axis=-1)
+        x = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return x.astype(x_BTHC.dtype)
 
 
-def linear(x_BTI: jax.Array, w: jax.Array) -> jax.Array:
-    """Product over x's last and w's first axis, in x's dtype.
+def linear(x_BTI: jax.Array, w: jax.Array | Panels, ins: int = 1) -> jax.Array:
+    """Product over x's last axis and w's first `ins`, in x's dtype.
 
     One plain matrix product of all tokens: on a CPU its gradient is a quarter cheaper than that
     of a contraction over batch and time as two axes.
     """
     b, t, size = x_BTI.shape
-    out = x_BTI.reshape(b * t, size) @ w.reshape(size, -1).astype(x_BTI.dtype)
-    return out.reshape(b, t, *w.shape[1:])
+    x_NI = x_BTI.reshape(b * t, size)
+    if isinstance(w, Panels):
+        return w.multiply(x_NI).astype(x_NI.dtype).reshape(b, t, *w.outs)
+    out = x_NI @ w.reshape(size, -1).astype(x_NI.dtype)
+    return out.reshape(b, t, *w.shape[ins:])
 
 
 def project(
@@ -296,7 +311,7 @@ def finish_layer(
     With `layer`, its number, the experts' matrices in `p` are those of all layers.
     """
     b, t = x_BTD.shape[:2]
-    x_BTD = x_BTD + linear(out_BTHC.reshape(b, t, -1), p["o"].reshape(-1, c.width))
+    x_BTD = x_BTD + linear(out_BTHC.reshape(b, t, -1), p["o"], ins=2)
     x_BTD = sharding.constrain(x_BTD, ROWS)
     y_BTD = rms_norm(x_BTD, p["ffn_norm"], c.norm_eps)
     if c.experts:
@@ -331,6 +346,8 @@ def embed(params: Params, tokens_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 def logits(params: Params, x_ND: jax.Array, c: ModelConfig) -> jax.Array:
     """Float32 logits (N, V) of hidden vectors that already passed the final norm."""
+    if isinstance(params.get("head"), Panels):
+        return params["head"].multiply(x_ND)
     if c.tied:
         return jnp.einsum(
             "ND,VD->NV",

@@ -128,7 +128,7 @@ class Sampler:
         block: int = 16,
         compact: bool | None = None,
     ) -> None:
-        self.params, self.c, self.stop_ids = params, c, stop_ids
+        self.c, self.stop_ids = c, stop_ids
         self.slots, self.block = slots, block
         self.context = min(context, c.max_positions)
         self._mesh = jax.sharding.get_mesh()
@@ -137,6 +137,7 @@ class Sampler:
         # What is written in one piece must fit behind the longest conversation.
         self.columns = self.context + max(block, WIDTHS[-1])
         check_memory(c, slots, self.columns, dtype)
+        self._hold(params)
         # As a program, so that no device ever holds more than its own piece.
         self._empty = jax.jit(
             functools.partial(decoding.empty_cache, c, slots, self.columns, dtype)
@@ -160,15 +161,22 @@ class Sampler:
     def load(self, params: Params) -> None:
         """Go on with other weights; conversations with the earlier ones are over."""
         self._open.clear()
-        self.params = params
+        self._hold(params)
         if self._cache is None:
             with jax.set_mesh(self._mesh):
                 self._cache = self._empty()
 
+    def _hold(self, params: Params) -> None:
+        """Keep the weights, and those of a small model a second time as a CPU decodes with them."""
+        self.params = self._decoding = params
+        if self._compact and decoding.groups(self.c) > 1:
+            self._decoding = decoding.prepare(params, self.c)
+
     def rest(self) -> None:
         """Hold neither weights nor cache until others are loaded, to make room."""
         self._open.clear()
-        self.params, self._cache = {}, None
+        self.params = self._decoding = {}
+        self._cache = None
 
     def open(self) -> int:
         """The lowest free slot, empty; ValueError where there is none."""
@@ -376,7 +384,7 @@ class Sampler:
         for row, reply in enumerate(replies):
             token_R[row] = reply.ids[-1] if reply else 0
         new, out = decoding.decode(
-            self.params,
+            self._decoding,
             self._cache,
             self._places(chosen, rows),
             _lengths(slots, rows),
