@@ -11,19 +11,18 @@ A few layers lie in arrays of their own, many in one array that is scanned over.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from spade_jax.policy import cached, drawing, experts, model, panels, sharding
-from spade_jax.policy.kernels import choose
+from spade_jax.policy.kernels import choose, on_one_cpu
 from spade_jax.policy.model import UNROLLED, ModelConfig, Params
 
 
 class Cache(NamedTuple):
-    """Keys (G,B,K,C,S) and values (G,B,K,S,C) of each group of G layers.
+    """Keys (B,K,C,S) and values (B,K,S,C) of each layer, or of all, on an axis L in front of B.
 
     Head size before length in the keys: on a CPU that is several times faster when one query
     meets a long cache. What lies beyond a slot's length means nothing.
@@ -33,36 +32,48 @@ class Cache(NamedTuple):
     values: tuple[jax.Array, ...]
 
 
-def groups(c: ModelConfig) -> int:
-    """Into how many arrays the layers are divided."""
-    return c.layers if c.layers <= UNROLLED else 1
+def scanned(c: ModelConfig) -> bool:
+    """Whether all layers lie in one array."""
+    return c.layers > UNROLLED
 
 
 def empty_cache(c: ModelConfig, slots: int, columns: int, dtype: jnp.dtype) -> Cache:
     """A cache with room for `columns` tokens in each slot."""
-    n = groups(c)
-    shape = (c.layers // n, slots, c.kv_heads)
+    count, stack = (1, (c.layers,)) if scanned(c) else (c.layers, ())
+    shape = (*stack, slots, c.kv_heads)
     return lay_out(
         Cache(
-            keys=tuple(jnp.zeros((*shape, c.head_size, columns), dtype) for _ in range(n)),
-            values=tuple(jnp.zeros((*shape, columns, c.head_size), dtype) for _ in range(n)),
+            keys=tuple(jnp.zeros((*shape, c.head_size, columns), dtype) for _ in range(count)),
+            values=tuple(jnp.zeros((*shape, columns, c.head_size), dtype) for _ in range(count)),
         )
     )
 
 
 def lay_out(cache: Cache) -> Cache:
     """The cache on the mesh in use: slots and key heads in pieces."""
-    return jax.tree.map(
-        lambda a: sharding.constrain(a, (None, "batch", "kv_head", None, None)), cache
-    )
+    axes = (None, "batch", "kv_head", None, None)
+    return jax.tree.map(lambda a: sharding.constrain(a, axes[-a.ndim :]), cache)
 
 
-def read(cache: Cache, slots_R: jax.Array, columns: int) -> Cache:
-    """The first `columns` of the given slots; a slot beyond the last gives anything."""
+def read(cache: Cache, slots_R: jax.Array, columns: int, width: int = 0) -> Cache:
+    """The first `columns` of the given slots; a slot beyond the last gives anything.
+
+    With a `width` that divides them, and layers in arrays of their own, keys are (N,R,K,C,W): in
+    blocks of so many columns, each of which lies together.
+    """
+
+    def rows(k: jax.Array, start: int, end: int) -> jax.Array:
+        return k.at[..., slots_R, :, :, start:end].get(mode="clip")
+
+    def keys(k: jax.Array) -> jax.Array:
+        if not width or columns % width or k.ndim == 5:
+            return rows(k, 0, columns)
+        return jnp.stack([rows(k, n, n + width) for n in range(0, columns, width)])
+
     return lay_out(
         Cache(
-            keys=tuple(k.at[:, slots_R, :, :, :columns].get(mode="clip") for k in cache.keys),
-            values=tuple(v.at[:, slots_R, :, :columns].get(mode="clip") for v in cache.values),
+            keys=tuple(map(keys, cache.keys)),
+            values=tuple(v.at[..., slots_R, :, :columns, :].get(mode="clip") for v in cache.values),
         )
     )
 
@@ -73,18 +84,19 @@ def write(cache: Cache, new: Cache, slots_R: jax.Array, start_R: jax.Array) -> C
     none, and its row is dropped."""
 
     def put(old: jax.Array, new: jax.Array, length_axis: int) -> jax.Array:
+        slots = old.ndim - 4
         numbers = jax.lax.ScatterDimensionNumbers(
-            update_window_dims=(0, 2, 3, 4),
-            inserted_window_dims=(1,),
-            scatter_dims_to_operand_dims=(1, length_axis),
+            update_window_dims=tuple(n for n in range(old.ndim) if n != slots),
+            inserted_window_dims=(slots,),
+            scatter_dims_to_operand_dims=(slots, slots + length_axis),
         )
         places_R2 = jnp.stack([slots_R, start_R], axis=1)
         return jax.lax.scatter(old, places_R2, new, numbers, mode="drop")
 
     return lay_out(
         Cache(
-            keys=tuple(put(a, b, 4) for a, b in zip(cache.keys, new.keys, strict=True)),
-            values=tuple(put(a, b, 3) for a, b in zip(cache.values, new.values, strict=True)),
+            keys=tuple(put(a, b, 3) for a, b in zip(cache.keys, new.keys, strict=True)),
+            values=tuple(put(a, b, 2) for a, b in zip(cache.values, new.values, strict=True)),
         )
     )
 
@@ -108,15 +120,15 @@ def advance(
     angles = model.rotary_angles(positions_RT, c)
     visible_RTS = seen(old, length_R, recent, column, t)
 
-    kernels, size = choose(), c.layers // groups(c)
+    kernels = choose()
     stacked = experts.MATRICES if c.experts and kernels.experts in experts.STACKED else ()
     whole = {name: params["layers"][name] for name in stacked}
-    each = by_group(params["layers"], c, stacked)
     in_place = t == 1 and kernels.cached != "einsum"
 
-    def layer(x_RTD: jax.Array, parts: tuple, g: int) -> tuple[jax.Array, tuple]:
-        p, number, old_parts, recent_k, recent_v = parts
-        p = p | whole
+    def layer(x_RTD: jax.Array, parts: tuple, held: tuple) -> tuple[jax.Array, tuple]:
+        """A layer: its parameters, its number, its part of what is recent, and what it attends
+        to in the old cache, `held`."""
+        p, number, (recent_k, recent_v) = parts
         q_RTHC, k_RTKC, v_RTKC = model.project(p, x_RTD, angles, c)
         recent_k = jax.lax.dynamic_update_slice(
             recent_k, k_RTKC.transpose(0, 2, 3, 1), (0, 0, 0, column)
@@ -124,43 +136,44 @@ def advance(
         recent_v = jax.lax.dynamic_update_slice(
             recent_v, v_RTKC.transpose(0, 2, 1, 3), (0, 0, column, 0)
         )
+        recent = recent_k, recent_v
         if in_place:
-            cache = old.keys[g], old.values[g], number - g * size
-            out_RTHC = attend_in_place(
-                kernels.cached, q_RTHC, cache, length_R, (recent_k, recent_v), column
-            )
+            out_RTHC = attend_in_place(kernels.cached, q_RTHC, held, length_R, recent, column)
         else:
-            out_RTHC = attend(q_RTHC, (old_parts, (recent_k, recent_v)), visible_RTS)
-        out = model.finish_layer(p, x_RTD, out_RTHC, c, kernels, number if stacked else None)
-        return out, (recent_k, recent_v)
+            out_RTHC = attend(q_RTHC, (held, recent), visible_RTS)
+        out = model.finish_layer(
+            p | whole, x_RTD, out_RTHC, c, kernels, number if stacked else None
+        )
+        return out, recent
+
+    def scan_layer(x_RTD: jax.Array, parts: tuple) -> tuple[jax.Array, tuple]:
+        p, number, recent, held = parts
+        return layer(x_RTD, (p, number, recent), (*old_all, number) if in_place else held)
 
     x_RTD = model.embed(params, tokens_RT, old.keys[0].dtype)
-    keys, values = [], []
-    for g in range(groups(c)):
-        parts = (
-            each[g],
-            jnp.arange(g * size, (g + 1) * size),
-            () if in_place else (old.keys[g], old.values[g]),
-            recent.keys[g],
-            recent.values[g],
-        )
-        of = functools.partial(layer, g=g)
-        x_RTD, (k, v) = jax.lax.scan(of, x_RTD, parts, unroll=size == 1)
-        keys.append(k)
-        values.append(v)
-    return x_RTD, Cache(tuple(keys), tuple(values))
+    if scanned(c):
+        [old_all], [recent_all] = zip(*old, strict=True), zip(*recent, strict=True)
+        each = {name: w for name, w in params["layers"].items() if name not in stacked}
+        parts = each, jnp.arange(c.layers), recent_all, () if in_place else old_all
+        x_RTD, (keys, values) = jax.lax.scan(scan_layer, x_RTD, parts)
+        return x_RTD, Cache((keys,), (values,))
+    made = []
+    for n, (p, held, part) in enumerate(
+        zip(one_by_one(params, c), zip(*old, strict=True), zip(*recent, strict=True), strict=True)
+    ):
+        if in_place:
+            held = *(a[None] for a in held), jnp.zeros((), jnp.int32)
+        x_RTD, new = layer(x_RTD, (p, n, part), held)
+        made.append(new)
+    return x_RTD, Cache(*zip(*made, strict=True))
 
 
-def by_group(
-    layers: Params | tuple[Params, ...], c: ModelConfig, without: Sequence[str] = ()
-) -> tuple[Params, ...]:
-    """The layers' parameters but those named, in groups like the cache's, if they are not yet."""
+def one_by_one(params: Params, c: ModelConfig) -> tuple[Params, ...]:
+    """Each layer's parameters."""
+    layers = params["layers"]
     if isinstance(layers, tuple):
         return layers
-    each, size = {n: w for n, w in layers.items() if n not in without}, c.layers // groups(c)
-    return tuple(
-        jax.tree.map(lambda a, g=g: a[g * size : (g + 1) * size], each) for g in range(groups(c))
-    )
+    return tuple(jax.tree.map(lambda a, n=n: a[n], layers) for n in range(c.layers))
 
 
 @functools.partial(jax.jit, static_argnames=("c",))
@@ -173,18 +186,18 @@ def prepare(params: Params, c: ModelConfig) -> Params:
 
     def one(name: str, w: jax.Array) -> jax.Array | panels.Panels:
         axes = declared[name].matrix_axes
-        if axes is None or c.experts and name not in ("q", "k", "v", "o"):
+        if axes is None or (c.experts and name not in ("q", "k", "v", "o")):
             return w
-        return panels.cut(w, stack=1, ins=len(axes[0]))
+        return panels.cut(w, ins=len(axes[0]))
 
-    layers = by_group({name: one(name, w) for name, w in params["layers"].items()}, c)
+    layers = [{name: one(name, w) for name, w in p.items()} for p in one_by_one(params, c)]
     head_DV = params["embed"].T if c.tied else params["head"]
-    return params | {"layers": layers, "head": panels.cut(head_DV)}
+    return params | {"layers": tuple(layers), "head": panels.cut(head_DV)}
 
 
 def seen(old: Cache, length_R: jax.Array, recent: Cache, column: jax.Array, t: int) -> jax.Array:
     """Which columns of `old` and, after them, of `recent` each of T more tokens of a row sees."""
-    n_old, n_recent = old.keys[0].shape[4], recent.keys[0].shape[4]
+    n_old, n_recent = (part.values[0].shape[-2] for part in (old, recent))
     old_RTS = jnp.arange(n_old)[None, None, :] < length_R[:, None, None]
     recent_TN = jnp.arange(n_recent)[None, :] <= column + jnp.arange(t)[:, None]
     return jnp.concatenate(
@@ -199,18 +212,20 @@ def seen(old: Cache, length_R: jax.Array, recent: Cache, column: jax.Array, t: i
 def attend(
     q_RTHC: jax.Array, parts: tuple[tuple[jax.Array, jax.Array], ...], visible_RTS: jax.Array
 ) -> jax.Array:
-    """Attention over keys (R,K,C,S) and values (R,K,S,C) that lie in several parts."""
+    """Attention over keys (R,K,C,S), or in blocks (N,R,K,C,W), and values (R,K,S,C) in parts."""
     r, t, h, size = q_RTHC.shape
-    kv = parts[0][0].shape[1]
+    kv = parts[0][1].shape[1]
     q_RKXC = q_RTHC.reshape(r, t, kv, h // kv, size).transpose(0, 2, 3, 1, 4)
     q_RKXC = q_RKXC.reshape(r, kv, (h // kv) * t, size) * size**-0.5
-    scores = jnp.concatenate(
-        [
-            jnp.einsum("RKXC,RKCS->RKXS", q_RKXC, k, preferred_element_type=jnp.float32)
-            for k, _ in parts
-        ],
-        axis=-1,
-    )
+
+    def scores_of(k: jax.Array) -> jax.Array:
+        q = jnp.broadcast_to(q_RKXC, (*k.shape[:-4], *q_RKXC.shape))
+        scores = jnp.einsum("...XC,...CS->...XS", q, k, preferred_element_type=jnp.float32)
+        if k.ndim == 5:
+            scores = jnp.moveaxis(scores, 0, 3).reshape(*q_RKXC.shape[:3], -1)
+        return scores
+
+    scores = jnp.concatenate([scores_of(k) for k, _ in parts], axis=-1)
     mask = visible_RTS[:, None, None, :, :]
     scores = jnp.where(mask, scores.reshape(r, kv, h // kv, t, -1), -1e30)
     weights = jax.nn.softmax(scores, axis=-1).reshape(r, kv, (h // kv) * t, -1)
@@ -270,17 +285,14 @@ class Sampled(NamedTuple):
 def _draw(
     params: Params,
     x_RD: jax.Array,
-    replies: Replies,
-    count_R: jax.Array,
+    uniform_R2: jax.Array,
+    how: drawing.Rows,
     c: ModelConfig,
     truncated: bool,
 ) -> drawing.Draw:
-    """Token number `count_R` of every reply, from the last hidden vectors."""
+    """The next token of every reply, from the last hidden vectors."""
     x_RD = model.rms_norm(x_RD, params["final_norm"], c.norm_eps)
-    keys_R = jax.vmap(drawing.stream_key)(replies.stream_RI)
-    keys_R = jax.vmap(jax.random.fold_in)(keys_R, count_R)
-    logits_RV = model.logits(params, x_RD, c)
-    return drawing.draw(logits_RV, keys_R, replies.how, truncated=truncated)
+    return drawing.draw(model.logits(params, x_RD, c), uniform_R2, how, truncated=truncated)
 
 
 @functools.partial(jax.jit, static_argnames=("c", "columns", "truncated"))
@@ -306,7 +318,8 @@ def prefill(
     zeros = empty_cache(c, r, t, cache.keys[0].dtype)
     x_RTD, new = advance(params, old, length_R, zeros, jnp.zeros((), jnp.int32), tokens_RT, c)
     last_RD = jnp.take_along_axis(x_RTD, (count_R - 1)[:, None, None], axis=1)[:, 0]
-    drawn = _draw(params, last_RD, replies, jnp.zeros_like(count_R), c, truncated)
+    uniform_R12 = drawing.uniforms(replies.stream_RI, jnp.zeros_like(count_R), 1)
+    drawn = _draw(params, last_RD, uniform_R12[:, 0], replies.how, c, truncated)
     return new, told(drawn)
 
 
@@ -331,8 +344,10 @@ def decode(
     at its budget. The last token sampled is not read: it enters with the tokens that follow.
     Without `columns` the rows are all slots in their order, and the cache is read where it lies.
     """
-    old = cache if columns is None else read(cache, slots_R, columns)
+    width = panels.WIDTH if on_one_cpu() else 0
+    old = cache if columns is None else read(cache, slots_R, columns, width)
     rows = len(slots_R)
+    uniform_RN2 = drawing.uniforms(replies.stream_RI, replies.count_R, steps)
 
     class Loop(NamedTuple):
         step: jax.Array
@@ -343,7 +358,7 @@ def decode(
 
     def body(s: Loop) -> Loop:
         x_R1D, recent = advance(params, old, length_R, s.recent, s.step, s.token_R[:, None], c)
-        drawn = _draw(params, x_R1D[:, 0], replies, replies.count_R + s.step, c, truncated)
+        drawn = _draw(params, x_R1D[:, 0], uniform_RN2[:, s.step], replies.how, c, truncated)
         out = Sampled(
             ids_RN=s.out.ids_RN.at[:, s.step].set(drawn.token_B),
             logp_RN=s.out.logp_RN.at[:, s.step].set(drawn.logp_B),

@@ -36,11 +36,22 @@ def stream_key(stream_I: jax.Array) -> jax.Array:
     return key
 
 
-def draw(logits_BV: jax.Array, keys_B: jax.Array, rows: Rows, *, truncated: bool) -> Draw:
+def uniforms(stream_BI: jax.Array, first_B: jax.Array, count: int) -> jax.Array:
+    """Two uniform numbers each, (B, count, 2), for a stream's draws from number `first_B` on."""
+    keys_B = jax.vmap(stream_key)(stream_BI)
+
+    def of_row(key: jax.Array, first: jax.Array) -> jax.Array:
+        keys_N = jax.vmap(jax.random.fold_in, (None, 0))(key, first + jnp.arange(count))
+        return jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys_N)
+
+    return jax.vmap(of_row)(keys_B, first_B)
+
+
+def draw(logits_BV: jax.Array, uniform_B2: jax.Array, rows: Rows, *, truncated: bool) -> Draw:
     """Sample one token in each row; without `truncated` only the temperatures are heeded."""
     logp_BV = jax.nn.log_softmax(logits_BV / rows.temperature_B[:, None], axis=-1)
     kept_BV = truncate(logp_BV, rows) if truncated else logp_BV
-    token_B = categorical(jnp.exp(kept_BV), keys_B)
+    token_B = categorical(jnp.exp(kept_BV), uniform_B2)
 
     def of_token(values_BV: jax.Array) -> jax.Array:
         return jnp.minimum(jnp.take_along_axis(values_BV, token_B[:, None], axis=-1)[:, 0], 0.0)
@@ -71,7 +82,7 @@ def truncate(logp_BV: jax.Array, rows: Rows) -> jax.Array:
     return jax.nn.log_softmax(kept_BV, axis=-1)
 
 
-def categorical(p_BV: jax.Array, keys_B: jax.Array) -> jax.Array:
+def categorical(p_BV: jax.Array, uniform_B2: jax.Array) -> jax.Array:
     """One index a row, with probability in proportion to `p_BV`: inverse distribution in two steps.
 
     A block of neighbours is drawn first and then a member of it, by two uniform numbers a row
@@ -81,7 +92,6 @@ def categorical(p_BV: jax.Array, keys_B: jax.Array) -> jax.Array:
     size = math.isqrt(v - 1) + 1
     blocks = -(-v // size)
     p_BNS = jnp.pad(p_BV, ((0, 0), (0, blocks * size - v))).reshape(b, blocks, size)
-    uniform_B2 = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys_B)
     block_B = invert(jnp.sum(p_BNS, axis=-1), uniform_B2[:, 0])
     inside_BS = jnp.take_along_axis(p_BNS, block_B[:, None, None], axis=1)[:, 0]
     return block_B * size + invert(inside_BS, uniform_B2[:, 1])

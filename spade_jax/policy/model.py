@@ -253,7 +253,8 @@ def rotary_angles(positions_BT: jax.Array, c: ModelConfig) -> tuple[jax.Array, j
 
     def make() -> tuple[jax.Array, jax.Array]:
         frequencies = c.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-        angles = positions_BT[:, :, None, None].astype(jnp.float32) * frequencies
+        positions = positions_BT[:, :, None, None].astype(jnp.float32)
+        angles = positions * frequencies[None, None, None, :]
         return jnp.cos(angles), jnp.sin(angles)
 
     return once(make, positions_BT[0, 0])
@@ -264,7 +265,7 @@ def rotate(x_BTHC: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     x = x_BTHC.astype(jnp.float32)
     if on_one_cpu():  # whose loops over a concatenation are not vectorised
         halves = x.reshape(*x.shape[:-1], 2, -1)
-        signed = sin[..., None, :] * jnp.array([[-1.0], [1.0]])
+        signed = jnp.stack([-sin, sin], axis=-2)
         x = (halves * cos[..., None, :] + halves[..., ::-1, :] * signed).reshape(x.shape)
     else:
         a, b = jnp.split(x, 2, axis=-1)

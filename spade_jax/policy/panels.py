@@ -16,10 +16,7 @@ WIDTH = 64  # columns of a panel
 
 
 class Panels(flax.struct.PyTreeNode):
-    """A matrix (I, O), or a stack of them, as (N, I, W) with zeros behind the last column.
-
-    `outs` are the sizes of the axes that its outputs are made of.
-    """
+    """A matrix (I, O) as (N, I, W), zeros behind its last column; `outs` are its outputs' axes."""
 
     panels_NIW: jax.Array
     outs: tuple[int, ...] = flax.struct.field(pytree_node=False)
@@ -35,12 +32,10 @@ class Panels(flax.struct.PyTreeNode):
         return out_RO[:, : math.prod(self.outs)]
 
 
-def cut(w: jax.Array, *, stack: int = 0, ins: int = 1) -> Panels:
-    """The panels of a matrix with `stack` leading axes and then `ins` that its inputs are of."""
-    lead, outs = w.shape[:stack], w.shape[stack + ins :]
-    size_in, size_out = math.prod(w.shape[stack : stack + ins]), math.prod(outs)
-    n = -(-size_out // WIDTH)
-    w = w.reshape(-1, size_in, size_out)
-    w = jnp.pad(w, ((0, 0), (0, 0), (0, n * WIDTH - size_out)))
-    w = w.reshape(*lead, size_in, n, WIDTH).swapaxes(-3, -2)
-    return Panels(w, outs)
+def cut(w: jax.Array, ins: int = 1) -> Panels:
+    """The panels of a matrix whose inputs are of its first `ins` axes."""
+    size_in, outs = math.prod(w.shape[:ins]), w.shape[ins:]
+    n = -(-math.prod(outs) // WIDTH)
+    w_IO = w.reshape(size_in, -1)
+    w_IO = jnp.pad(w_IO, ((0, 0), (0, n * WIDTH - w_IO.shape[1])))
+    return Panels(w_IO.reshape(size_in, n, WIDTH).swapaxes(0, 1), outs)

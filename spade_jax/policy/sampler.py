@@ -169,7 +169,7 @@ class Sampler:
     def _hold(self, params: Params) -> None:
         """Keep the weights, and those of a small model a second time as a CPU decodes with them."""
         self.params = self._decoding = params
-        if self._compact and decoding.groups(self.c) > 1:
+        if self._compact and not decoding.scanned(self.c):
             self._decoding = decoding.prepare(params, self.c)
 
     def rest(self) -> None:
@@ -266,7 +266,7 @@ class Sampler:
                 return work(chosen)
 
         for chosen, (new, out) in zip(groups, list(self._pool.map(on_mesh, groups)), strict=True):
-            rows = new.keys[0].shape[1]
+            rows = new.keys[0].shape[-4]
             lengths = _lengths([self._open.get(n, _Slot()) for n in chosen], rows)
             self._cache = decoding.write(self._cache, new, self._places(chosen, rows), lengths)
             note(chosen, out)

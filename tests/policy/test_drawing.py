@@ -22,8 +22,8 @@ def rows(how: Sampling, n: int) -> Rows:
 def draws(how: Sampling, *, weights: np.ndarray = WEIGHTS) -> drawing.Draw:
     logits = np.full((N, 70), -1e9, np.float32)
     logits[:, PLACES] = np.log(weights)
-    keys = jax.random.split(jax.random.key(3), N)
-    drawn = drawing.draw(jnp.asarray(logits), keys, rows(how, N), truncated=how.truncates)
+    uniform = jax.random.uniform(jax.random.key(3), (N, 2))
+    drawn = drawing.draw(jnp.asarray(logits), uniform, rows(how, N), truncated=how.truncates)
     return jax.tree.map(np.asarray, drawn)
 
 
@@ -76,8 +76,8 @@ def test_rows_are_sampled_each_in_its_way() -> None:
 
 def test_one_token_is_the_first_of_the_most_probable() -> None:
     logits = jnp.log(jnp.array([[1.0, 4.0, 2.0, 4.0]] * 64))
-    keys = jax.vmap(jax.random.key)(jnp.arange(64))
-    drawn = drawing.draw(logits, keys, rows(Sampling(top_k=1), 64), truncated=True)
+    uniform = jax.random.uniform(jax.random.key(0), (64, 2))
+    drawn = drawing.draw(logits, uniform, rows(Sampling(top_k=1), 64), truncated=True)
     assert drawn.token_B.tolist() == [1] * 64 and drawn.behaviour_B.tolist() == [0.0] * 64
     assert Sampling(temperature=0).greedy and Sampling(temperature=0.001).truncates
     assert not Sampling(temperature=0.5, top_k=2).greedy
@@ -90,8 +90,8 @@ def test_without_truncation_both_log_probabilities_are_one() -> None:
 
 @pytest.mark.parametrize("entries", [1, 2, 3, 16, 17, 1023])
 def test_every_entry_can_be_drawn_and_none_beyond(entries: int) -> None:
-    keys = jax.random.split(jax.random.key(0), 20 * entries)
-    drawn = drawing.categorical(jnp.ones((len(keys), entries)), keys)
+    uniform = jax.random.uniform(jax.random.key(0), (20 * entries, 2))
+    drawn = drawing.categorical(jnp.ones((len(uniform), entries)), uniform)
     counts = np.bincount(drawn, minlength=entries)
     assert len(counts) == entries and drawn.dtype == jnp.int32
     assert counts.min() > 0  # 20 are expected of each: missing one has odds of 2e-9 an entry
