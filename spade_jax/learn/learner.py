@@ -154,7 +154,7 @@ class Learner:
                 )
         stale = [i for i, row in enumerate(rows) if lags[row.conversation]]
         fresh = [i for i, row in enumerate(rows) if not lags[row.conversation]]
-        probe = fresh[: 2 * self.settings.rows[0]]
+        probe = fresh[: self.settings.rows[0]]  # one micro-batch
         params = self.params(state)
         old = self._score(params, rows, stale + probe)
         stats = agreement([(rows[i].record, old[i]) for i in probe])

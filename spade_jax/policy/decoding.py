@@ -148,22 +148,22 @@ def advance(
 
     def scan_layer(x_RTD: jax.Array, parts: tuple) -> tuple[jax.Array, tuple]:
         p, number, recent, held = parts
-        return layer(x_RTD, (p, number, recent), (*old_all, number) if in_place else held)
+        return layer(x_RTD, (p, number, recent), (*all_held, number) if in_place else held)
 
     x_RTD = model.embed(params, tokens_RT, old.keys[0].dtype)
+    before, during = zip(*old, strict=True), zip(*recent, strict=True)  # (keys, values) of each
     if scanned(c):
-        [old_all], [recent_all] = zip(*old, strict=True), zip(*recent, strict=True)
+        [all_held], [all_recent] = before, during
         each = {name: w for name, w in params["layers"].items() if name not in stacked}
-        parts = each, jnp.arange(c.layers), recent_all, () if in_place else old_all
-        x_RTD, (keys, values) = jax.lax.scan(scan_layer, x_RTD, parts)
-        return x_RTD, Cache((keys,), (values,))
+        parts = each, jnp.arange(c.layers), all_recent, () if in_place else all_held
+        x_RTD, made = jax.lax.scan(scan_layer, x_RTD, parts)
+        return x_RTD, Cache(*((a,) for a in made))
     made = []
-    for n, (p, held, part) in enumerate(
-        zip(one_by_one(params, c), zip(*old, strict=True), zip(*recent, strict=True), strict=True)
+    for n, p, held, part in zip(
+        range(c.layers), one_by_one(params, c), before, during, strict=True
     ):
-        if in_place:
-            held = *(a[None] for a in held), jnp.zeros((), jnp.int32)
-        x_RTD, new = layer(x_RTD, (p, n, part), held)
+        of = (*(a[None] for a in held), jnp.zeros((), jnp.int32)) if in_place else held
+        x_RTD, new = layer(x_RTD, (p, jnp.asarray(n), part), of)
         made.append(new)
     return x_RTD, Cache(*zip(*made, strict=True))
 
@@ -178,9 +178,9 @@ def one_by_one(params: Params, c: ModelConfig) -> tuple[Params, ...]:
 
 @functools.partial(jax.jit, static_argnames=("c",))
 def prepare(params: Params, c: ModelConfig) -> Params:
-    """A copy of the weights as a CPU decodes fastest with them: by layer, matrices in panels.
+    """Layers and head as a CPU decodes fastest with them: one by one, and in panels.
 
-    A slice of stacked layers is copied at each step.
+    A slice of stacked layers would be copied at each step.
     """
     declared = model.declare(c)["layers"]
 
@@ -192,7 +192,7 @@ def prepare(params: Params, c: ModelConfig) -> Params:
 
     layers = [{name: one(name, w) for name, w in p.items()} for p in one_by_one(params, c)]
     head_DV = params["embed"].T if c.tied else params["head"]
-    return params | {"layers": tuple(layers), "head": panels.cut(head_DV)}
+    return {"layers": tuple(layers), "head": panels.cut(head_DV)}
 
 
 def seen(old: Cache, length_R: jax.Array, recent: Cache, column: jax.Array, t: int) -> jax.Array:

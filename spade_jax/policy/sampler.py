@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,13 +23,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spade_jax.policy import decoding, drawing, sampling, sharding
+from spade_jax.policy import decoding, drawing, room, sampling
 from spade_jax.policy.decoding import Cache
 from spade_jax.policy.model import ModelConfig, Params
 from spade_jax.policy.sampling import Sampling
-from spade_jax.types import StopReason, UsageError
+from spade_jax.types import StopReason
 
-GROUP = 16  # rows of one program; a CPU gains nothing by more of them
+GROUP = 16  # rows of a program that reads
+COMPACT_GROUP = 8  # of one that works on copies, each with the columns of its longest row
 LONG = 8192  # columns of each of them that a program may copy; where there are more, fewer rows
 WIDTHS = (16, 32, 64, 96, 128, 192, 256)  # new tokens of a row; longer texts are read in pieces
 COLUMN_STEP = 64  # columns in use are rounded up to 2, 3, 4, 6, 8, 12, ... of these
@@ -102,9 +102,9 @@ def column_bucket(n: int) -> int:
     return max(2, -(-n // step)) * step
 
 
-def rows_at(columns: int) -> int:
+def rows_at(columns: int, group: int = GROUP) -> int:
     """Rows of a program that copies so many columns of each."""
-    return max(1, min(GROUP, GROUP * LONG // max(1, columns)))
+    return max(1, min(group, group * LONG // max(1, columns)))
 
 
 class Sampler:
@@ -134,9 +134,10 @@ class Sampler:
         self._mesh = jax.sharding.get_mesh()
         alone = self._mesh.size <= 1  # several devices run one program at a time
         self._compact = alone and jax.default_backend() == "cpu" if compact is None else compact
+        self._group = COMPACT_GROUP if self._compact else GROUP
         # What is written in one piece must fit behind the longest conversation.
         self.columns = self.context + max(block, WIDTHS[-1])
-        check_memory(c, slots, self.columns, dtype)
+        room.check(c, slots, self.columns, dtype)
         self._hold(params)
         # As a program, so that no device ever holds more than its own piece.
         self._empty = jax.jit(
@@ -170,7 +171,7 @@ class Sampler:
         """Keep the weights, and those of a small model a second time as a CPU decodes with them."""
         self.params = self._decoding = params
         if self._compact and not decoding.scanned(self.c):
-            self._decoding = decoding.prepare(params, self.c)
+            self._decoding = params | decoding.prepare(params, self.c)
 
     def rest(self) -> None:
         """Hold neither weights nor cache until others are loaded, to make room."""
@@ -302,7 +303,7 @@ class Sampler:
     def _copy_prefixes(self, followers: dict[int, tuple[int, int]]) -> None:
         for chosen in self._copied(followers, lambda n: followers[n][1]):
             columns = self._columns(max(followers[n][1] for n in chosen))
-            rows = rows_at(columns)
+            rows = rows_at(columns, self._group)
             leaders = self._places([followers[n][0] for n in chosen], rows)
             prefixes = decoding.prefixes(self._cache, leaders, columns=columns)
             places = self._places(chosen, rows)
@@ -325,7 +326,8 @@ class Sampler:
         groups: list[list[int]] = []
         for n in numbers:
             group = groups[-1] if groups else []
-            if not group or len(group) >= rows_at(self._columns(max(map(length, [*group, n])))):
+            columns = self._columns(max(map(length, [*group, n])))
+            if len(group) >= rows_at(columns, self._group) or not group:
                 groups.append([n])
             else:
                 group.append(n)
@@ -334,7 +336,8 @@ class Sampler:
     def _prefill_group(self, chosen: Sequence[int]) -> tuple[Cache, drawing.Draw]:
         slots = [self._open[n] for n in chosen]
         columns = self._columns(max(len(slot.cached) for slot in slots))
-        width, rows = width_bucket(max(len(slot.unread) for slot in slots)), rows_at(columns)
+        width = width_bucket(max(len(slot.unread) for slot in slots))
+        rows = rows_at(columns, self._group)
         tokens_RT = np.zeros((rows, width), np.int32)
         count_R = np.ones((rows,), np.int32)
         for row, slot in enumerate(slots):
@@ -372,13 +375,13 @@ class Sampler:
         """Decode one block of the given slots."""
         if self._compact:
             order = sorted(active, key=lambda n: (len(self._open[n].cached), n))
-            self._run(_groups(order, GROUP), self._decode_group, self._note_block)
+            self._run(_groups(order, self._group), self._decode_group, self._note_block)
         else:
             self._run([range(self.slots)], self._decode_group, self._note_block)
 
     def _decode_group(self, chosen: Sequence[int]) -> tuple[Cache, decoding.Sampled]:
         slots = [self._open.get(n, _Slot()) for n in chosen]
-        rows = GROUP if self._compact else self.slots
+        rows = self._group if self._compact else self.slots
         replies = [s.reply if s.reply and not self._finished(s.reply) else None for s in slots]
         token_R = np.zeros((rows,), np.int32)
         for row, reply in enumerate(replies):
@@ -475,30 +478,3 @@ def common_prefix(a: list[int], b: list[int]) -> int:
     if a[:n] == b[:n]:  # mostly so, and much sooner found than by the next line
         return n
     return next(i for i in range(n) if a[i] != b[i])
-
-
-def check_memory(c: ModelConfig, slots: int, columns: int, dtype: jnp.dtype) -> None:
-    """UsageError where a cache of this size is larger than what is free."""
-    needed = 2 * c.layers * slots * c.kv_heads * c.head_size * columns * jnp.dtype(dtype).itemsize
-    needed /= sharding.shares(("batch", "kv_head"), (slots, c.kv_heads))
-    free = free_bytes()
-    if needed > free:
-        raise UsageError(
-            f"the key/value cache of {slots} slots of {columns} tokens takes "
-            f"{needed / 2**30:.2g} GiB of a device, but {free / 2**30:.2g} GiB are free; lower "
-            "sampling.slots, play.context or design.max_tokens"
-        )
-
-
-def free_bytes() -> float:
-    """Memory that is free on the first device of this process; inf where nothing tells."""
-    device = jax.local_devices()[0]
-    stats = device.memory_stats()
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            known = dict(line.split(":") for line in file)
-        return int(known["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        return math.inf

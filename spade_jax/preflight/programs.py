@@ -366,7 +366,7 @@ def _sampling(a: Layout, held: decoding.Cache, every_bucket: bool) -> Iterator[P
     c, m, slots = a.config, a.model, a.config.sampling.slots
     params = copy(a, a.sampling)
     truncated = limits.sampling(c.play).truncates or limits.sampling(c.design).truncates
-    buckets = column_buckets(context(a), held.values[0].shape[3])
+    buckets = column_buckets(context(a), held.values[0].shape[-2])
     both = ("sampling copy", "cache")
 
     def ints(*shape: int) -> jax.ShapeDtypeStruct:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spade_jax.policy import model, sampler
+from spade_jax.policy import model, room, sampler
 from spade_jax.policy.model import ModelConfig, Params
 from spade_jax.policy.sampler import Ids, Sampler
 from spade_jax.policy.sampling import Sampling
@@ -243,7 +243,9 @@ def test_at_rest_it_holds_nothing_and_then_says_the_same(params: Params) -> None
     held = sum(a.nbytes for a in jax.live_arrays())
     s.rest()
     cache = 2 * 2 * SLOTS * 2 * 8 * (500 + 256) * 4  # keys and values, layers, heads, columns
-    assert held - sum(a.nbytes for a in jax.live_arrays()) == cache
+    # By layer six matrices of 32 rows, one of 48 and norms; the head. Each fits into one panel.
+    panels = 4 * (2 * ((6 * 32 + 48) * 64 + 32 + 32 + 8 + 8) + 32 * 64)
+    assert held - sum(a.nbytes for a in jax.live_arrays()) == cache + panels
     assert s.free == SLOTS
     s.load(params)
     ask(s, s.open(), read(1, 5))
@@ -267,18 +269,18 @@ def test_what_a_slot_does_not_take(params: Params) -> None:
 
 
 def test_a_cache_that_does_not_fit(params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "free_bytes", lambda: 2.0**20)
+    monkeypatch.setattr(room, "free_bytes", lambda: 2.0**20)
     # 2 x 2 layers x 20 slots x 2 heads x 8 numbers x (500 + 256) columns x 4 bytes are 3.7 MiB
     with pytest.raises(
         UsageError, match=r"20 slots of 756 tokens takes 0.0036 GiB of a device, but 0.00098"
     ):
         start(params)
-    monkeypatch.setattr(sampler, "free_bytes", lambda: 4.0 * 2**20)
+    monkeypatch.setattr(room, "free_bytes", lambda: 4.0 * 2**20)
     start(params)
 
 
 def test_free_memory_is_known() -> None:
-    assert 2**20 < sampler.free_bytes() < 2**50
+    assert 2**20 < room.free_bytes() < 2**50
 
 
 def test_buckets() -> None:
@@ -312,8 +314,8 @@ def test_long_conversations_are_read_few_at_a_time(
     monkeypatch.setattr(sampler.decoding, "prefill", noted)
     monkeypatch.setattr(sampler, "LONG", 64)
     assert replies() == whole
-    assert all(n == sampler.rows_at(columns) for n, columns in rows)
-    assert {16, 5, 2} <= {n for n, _ in rows}  # of 0, 192 and 512 columns
+    assert all(n == sampler.rows_at(columns, sampler.COMPACT_GROUP) for n, columns in rows)
+    assert {8, 2, 1} <= {n for n, _ in rows}  # of 0, 192 and 512 columns
 
 
 def test_rewinding_keeps_what_is_shared(params: Params) -> None:
