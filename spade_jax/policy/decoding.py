@@ -83,7 +83,7 @@ def write(cache: Cache, new: Cache, slots_R: jax.Array, start_R: jax.Array) -> C
     """Put the columns of `new` into the given slots from `start_R` on; a slot beyond the last is
     none, and its row is dropped."""
 
-    def put(old: jax.Array, new: jax.Array, length_axis: int) -> jax.Array:
+    def into(old: jax.Array, new: jax.Array, length_axis: int) -> jax.Array:
         slots = old.ndim - 4
         numbers = jax.lax.ScatterDimensionNumbers(
             update_window_dims=tuple(n for n in range(old.ndim) if n != slots),
@@ -95,8 +95,8 @@ def write(cache: Cache, new: Cache, slots_R: jax.Array, start_R: jax.Array) -> C
 
     return lay_out(
         Cache(
-            keys=tuple(put(a, b, 3) for a, b in zip(cache.keys, new.keys, strict=True)),
-            values=tuple(put(a, b, 2) for a, b in zip(cache.values, new.values, strict=True)),
+            keys=tuple(into(a, b, 3) for a, b in zip(cache.keys, new.keys, strict=True)),
+            values=tuple(into(a, b, 2) for a, b in zip(cache.values, new.values, strict=True)),
         )
     )
 
@@ -128,15 +128,9 @@ def advance(
     def layer(x_RTD: jax.Array, parts: tuple, held: tuple) -> tuple[jax.Array, tuple]:
         """A layer: its parameters, its number, its part of what is recent, and what it attends
         to in the old cache, `held`."""
-        p, number, (recent_k, recent_v) = parts
+        p, number, recent = parts
         q_RTHC, k_RTKC, v_RTKC = model.project(p, x_RTD, angles, c)
-        recent_k = jax.lax.dynamic_update_slice(
-            recent_k, k_RTKC.transpose(0, 2, 3, 1), (0, 0, 0, column)
-        )
-        recent_v = jax.lax.dynamic_update_slice(
-            recent_v, v_RTKC.transpose(0, 2, 1, 3), (0, 0, column, 0)
-        )
-        recent = recent_k, recent_v
+        recent = put(recent, k_RTKC, v_RTKC, column)
         if in_place:
             out_RTHC = attend_in_place(kernels.cached, q_RTHC, held, length_R, recent, column)
         else:
@@ -166,6 +160,18 @@ def advance(
         x_RTD, new = layer(x_RTD, (p, jnp.asarray(n), part), of)
         made.append(new)
     return x_RTD, Cache(*zip(*made, strict=True))
+
+
+def put(
+    recent: tuple[jax.Array, jax.Array], k_RTKC: jax.Array, v_RTKC: jax.Array, column: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """A layer's recent keys and values with those of T more columns."""
+    keys_RKCS, values_RKSC = recent
+    k_RKCT, v_RKTC = k_RTKC.transpose(0, 2, 3, 1), v_RTKC.transpose(0, 2, 1, 3)
+    return (
+        jax.lax.dynamic_update_slice(keys_RKCS, k_RKCT, (0, 0, 0, column)),
+        jax.lax.dynamic_update_slice(values_RKSC, v_RKTC, (0, 0, column, 0)),
+    )
 
 
 def one_by_one(params: Params, c: ModelConfig) -> tuple[Params, ...]:
