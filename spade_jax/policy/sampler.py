@@ -29,8 +29,8 @@ from spade_jax.policy.model import ModelConfig, Params
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import StopReason
 
-GROUP = 16  # rows of a program that reads
-COMPACT_GROUP = 8  # of one that works on copies, each with the columns of its longest row
+GROUP = 16  # rows of a program that reads, and of one that decodes copies
+COMPACT_READING = 4  # of one that reads into copies: few conversations come back at once
 LONG = 8192  # columns of each of them that a program may copy; where there are more, fewer rows
 WIDTHS = (16, 32, 64, 96, 128, 192, 256)  # new tokens of a row; longer texts are read in pieces
 COLUMN_STEP = 64  # columns in use are rounded up to 2, 3, 4, 6, 8, 12, ... of these
@@ -134,7 +134,7 @@ class Sampler:
         self._mesh = jax.sharding.get_mesh()
         alone = self._mesh.size <= 1  # several devices run one program at a time
         self._compact = alone and jax.default_backend() == "cpu" if compact is None else compact
-        self._group = COMPACT_GROUP if self._compact else GROUP
+        self._reading = COMPACT_READING if self._compact else GROUP
         # What is written in one piece must fit behind the longest conversation.
         self.columns = self.context + max(block, WIDTHS[-1])
         room.check(c, slots, self.columns, dtype)
@@ -303,7 +303,7 @@ class Sampler:
     def _copy_prefixes(self, followers: dict[int, tuple[int, int]]) -> None:
         for chosen in self._copied(followers, lambda n: followers[n][1]):
             columns = self._columns(max(followers[n][1] for n in chosen))
-            rows = rows_at(columns, self._group)
+            rows = rows_at(columns, self._reading)
             leaders = self._places([followers[n][0] for n in chosen], rows)
             prefixes = decoding.prefixes(self._cache, leaders, columns=columns)
             places = self._places(chosen, rows)
@@ -327,7 +327,7 @@ class Sampler:
         for n in numbers:
             group = groups[-1] if groups else []
             columns = self._columns(max(map(length, [*group, n])))
-            if len(group) >= rows_at(columns, self._group) or not group:
+            if len(group) >= rows_at(columns, self._reading) or not group:
                 groups.append([n])
             else:
                 group.append(n)
@@ -337,7 +337,7 @@ class Sampler:
         slots = [self._open[n] for n in chosen]
         columns = self._columns(max(len(slot.cached) for slot in slots))
         width = width_bucket(max(len(slot.unread) for slot in slots))
-        rows = rows_at(columns, self._group)
+        rows = rows_at(columns, self._reading)
         tokens_RT = np.zeros((rows, width), np.int32)
         count_R = np.ones((rows,), np.int32)
         for row, slot in enumerate(slots):
@@ -375,13 +375,13 @@ class Sampler:
         """Decode one block of the given slots."""
         if self._compact:
             order = sorted(active, key=lambda n: (len(self._open[n].cached), n))
-            self._run(_groups(order, self._group), self._decode_group, self._note_block)
+            self._run(_groups(order, GROUP), self._decode_group, self._note_block)
         else:
             self._run([range(self.slots)], self._decode_group, self._note_block)
 
     def _decode_group(self, chosen: Sequence[int]) -> tuple[Cache, decoding.Sampled]:
         slots = [self._open.get(n, _Slot()) for n in chosen]
-        rows = self._group if self._compact else self.slots
+        rows = GROUP if self._compact else self.slots
         replies = [s.reply if s.reply and not self._finished(s.reply) else None for s in slots]
         token_R = np.zeros((rows,), np.int32)
         for row, reply in enumerate(replies):

@@ -197,7 +197,7 @@ class Ours:
             passes=1,
             minibatches=1,
             row_tokens=(PROMPT + REPLY, TURNS * (TURN_PROMPT + TURN_REPLY)),
-            rows=(8, 8),
+            rows=(8, 4),
             aggregation="token_mean",
             temperature={Role.AGENT: 1.0, Role.DESIGNER: 1.0},
             max_gap=1e-4,
