@@ -168,15 +168,21 @@ class Sampler:
                 self._cache = self._empty()
 
     def _hold(self, params: Params) -> None:
-        """Keep the weights, and those of a small model a second time as a CPU decodes with them."""
-        self.params = self._decoding = params
-        if self._compact and not decoding.scanned(self.c):
-            self._decoding = params | decoding.prepare(params, self.c)
+        self.params, self._prepared = params, None
+
+    def _decoding_params(self) -> Params:
+        """The weights and, of a small model, those a CPU decodes with, made when first asked for:
+        what is held from the start may lie on other devices than these until `load`."""
+        if self._prepared is None:
+            few = self._compact and not decoding.scanned(self.c)
+            extra = decoding.prepare(self.params, self.c) if few else {}
+            self._prepared = self.params | extra
+        return self._prepared
 
     def rest(self) -> None:
         """Hold neither weights nor cache until others are loaded, to make room."""
         self._open.clear()
-        self.params = self._decoding = {}
+        self._hold({})
         self._cache = None
 
     def open(self) -> int:
@@ -373,13 +379,16 @@ class Sampler:
 
     def _decode(self, active: Sequence[int]) -> None:
         """Decode one block of the given slots."""
+        decode = functools.partial(self._decode_group, self._decoding_params())
         if self._compact:
             order = sorted(active, key=lambda n: (len(self._open[n].cached), n))
-            self._run(_groups(order, GROUP), self._decode_group, self._note_block)
+            self._run(_groups(order, GROUP), decode, self._note_block)
         else:
-            self._run([range(self.slots)], self._decode_group, self._note_block)
+            self._run([range(self.slots)], decode, self._note_block)
 
-    def _decode_group(self, chosen: Sequence[int]) -> tuple[Cache, decoding.Sampled]:
+    def _decode_group(
+        self, params: Params, chosen: Sequence[int]
+    ) -> tuple[Cache, decoding.Sampled]:
         slots = [self._open.get(n, _Slot()) for n in chosen]
         rows = GROUP if self._compact else self.slots
         replies = [s.reply if s.reply and not self._finished(s.reply) else None for s in slots]
@@ -387,7 +396,7 @@ class Sampler:
         for row, reply in enumerate(replies):
             token_R[row] = reply.ids[-1] if reply else 0
         new, out = decoding.decode(
-            self._decoding,
+            params,
             self._cache,
             self._places(chosen, rows),
             _lengths(slots, rows),
