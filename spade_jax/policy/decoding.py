@@ -78,6 +78,18 @@ def read(cache: Cache, slots_R: jax.Array, columns: int, width: int = 0) -> Cach
     )
 
 
+def stack(cache: Cache) -> Cache:
+    """All layers in one array, to be scanned over."""
+    if cache.keys[0].ndim == 5:
+        return cache
+    return Cache(keys=(jnp.stack(cache.keys),), values=(jnp.stack(cache.values),))
+
+
+def apart(cache: Cache) -> Cache:
+    """Each layer in an array of its own."""
+    return Cache(*(tuple(a[n] for n in range(len(a))) for (a,) in cache))
+
+
 @functools.partial(jax.jit, donate_argnames=("cache",))
 def write(cache: Cache, new: Cache, slots_R: jax.Array, start_R: jax.Array) -> Cache:
     """Put the columns of `new` into the given slots from `start_R` on; a slot beyond the last is
@@ -146,7 +158,7 @@ def advance(
 
     x_RTD = model.embed(params, tokens_RT, old.keys[0].dtype)
     before, during = zip(*old, strict=True), zip(*recent, strict=True)  # (keys, values) of each
-    if scanned(c):
+    if recent.keys[0].ndim == 5:  # all layers' in one
         [all_held], [all_recent] = before, during
         each = {name: w for name, w in params["layers"].items() if name not in stacked}
         parts = each, jnp.arange(c.layers), all_recent, () if in_place else all_held
@@ -319,14 +331,14 @@ def prefill(
 
     `columns` is at least every length. Rows are padded on the right.
     """
-    old = read(cache, slots_R, columns)
+    old = stack(read(cache, slots_R, columns))
     r, t = tokens_RT.shape
-    zeros = empty_cache(c, r, t, cache.keys[0].dtype)
+    zeros = stack(empty_cache(c, r, t, cache.keys[0].dtype))
     x_RTD, new = advance(params, old, length_R, zeros, jnp.zeros((), jnp.int32), tokens_RT, c)
     last_RD = jnp.take_along_axis(x_RTD, (count_R - 1)[:, None, None], axis=1)[:, 0]
     uniform_R12 = drawing.uniforms(replies.stream_RI, jnp.zeros_like(count_R), 1)
     drawn = _draw(params, last_RD, uniform_R12[:, 0], replies.how, c, truncated)
-    return new, told(drawn)
+    return new if scanned(c) else apart(new), told(drawn)
 
 
 @functools.partial(jax.jit, static_argnames=("c", "columns", "stop_ids", "steps", "truncated"))
@@ -337,6 +349,7 @@ def decode(
     length_R: jax.Array,
     token_R: jax.Array,
     replies: Replies,
+    limit: jax.Array,
     *,
     c: ModelConfig,
     columns: int | None,
@@ -344,7 +357,7 @@ def decode(
     steps: int,
     truncated: bool,
 ) -> tuple[Cache, Sampled]:
-    """Sample up to `steps` tokens after `token_R`, the last one of each reply so far.
+    """Sample up to `limit` tokens, at most `steps`, after `token_R`, the last of each reply so far.
 
     Returns the keys and values of the tokens read, and those sampled. A row ends at a stop id and
     at its budget. The last token sampled is not read: it enters with the tokens that follow.
@@ -384,7 +397,7 @@ def decode(
     recent = empty_cache(c, rows, steps, cache.keys[0].dtype)
     active_R = replies.count_R < replies.budget_R
     end = jax.lax.while_loop(
-        lambda s: jnp.any(s.active_R) & (s.step < steps),
+        lambda s: jnp.any(s.active_R) & (s.step < limit),
         body,
         Loop(jnp.zeros((), jnp.int32), recent, token_R, active_R, nothing),
     )

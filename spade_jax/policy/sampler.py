@@ -34,6 +34,7 @@ COMPACT_READING = 4  # of one that reads into copies: few conversations come bac
 LONG = 8192  # columns of each of them that a program may copy; where there are more, fewer rows
 WIDTHS = (16, 32, 64, 96, 128, 192, 256)  # new tokens of a row; longer texts are read in pieces
 COLUMN_STEP = 64  # columns in use are rounded up to 2, 3, 4, 6, 8, 12, ... of these
+STEP_COLUMNS = 512  # what a step of decoding costs a CPU beside its columns, in columns
 SHARED = 64  # tokens that two prompts must have in common to be read once
 
 
@@ -135,8 +136,9 @@ class Sampler:
         alone = self._mesh.size <= 1  # several devices run one program at a time
         self._compact = alone and jax.default_backend() == "cpu" if compact is None else compact
         self._reading = COMPACT_READING if self._compact else GROUP
+        self._most_steps = 3 * block // 2 if self._compact else block
         # What is written in one piece must fit behind the longest conversation.
-        self.columns = self.context + max(block, WIDTHS[-1])
+        self.columns = self.context + max(self._most_steps, WIDTHS[-1])
         room.check(c, slots, self.columns, dtype)
         self._hold(params)
         # As a program, so that no device ever holds more than its own piece.
@@ -146,8 +148,8 @@ class Sampler:
         self._cache = self._empty()
         self._open: dict[int, _Slot] = {}
         self.work = Work()
-        cores = len(os.sched_getaffinity(0)) if self._compact else 1
-        self._pool = futures.ThreadPoolExecutor(cores)
+        self._cores = len(os.sched_getaffinity(0)) if self._compact else 1
+        self._pool = futures.ThreadPoolExecutor(self._cores)
 
     @property
     def free(self) -> int:
@@ -263,18 +265,18 @@ class Sampler:
     def _run(
         self,
         groups: Sequence[Sequence[int]],
-        work: Callable[[Sequence[int]], tuple[Cache, Any]],
+        jobs: Sequence[Callable[[], tuple[Cache, Any]]],
         note: Callable[[Sequence[int], Any], None],
     ) -> None:
-        """Do some work on groups of slots that only reads the cache, then enter what came of it."""
+        """Do each group's job, which only reads the cache, then enter what came of it."""
 
-        def on_mesh(chosen: Sequence[int]) -> tuple[Cache, Any]:
+        def on_mesh(job: Callable[[], tuple[Cache, Any]]) -> tuple[Cache, Any]:
             with jax.set_mesh(self._mesh):  # which is known to each thread apart
-                return work(chosen)
+                return job()
 
-        for chosen, (new, out) in zip(groups, list(self._pool.map(on_mesh, groups)), strict=True):
+        for chosen, (new, out) in zip(groups, list(self._pool.map(on_mesh, jobs)), strict=True):
             rows = new.keys[0].shape[-4]
-            lengths = _lengths([self._open.get(n, _Slot()) for n in chosen], rows)
+            lengths = _lengths([self._slot(n) for n in chosen], rows)
             self._cache = decoding.write(self._cache, new, self._places(chosen, rows), lengths)
             note(chosen, out)
 
@@ -324,7 +326,8 @@ class Sampler:
         while left:
             left.sort(key=lambda n: (len(self._open[n].unread), len(self._open[n].cached), n))
             groups = self._copied(left, lambda n: len(self._open[n].cached))
-            self._run(groups, self._prefill_group, self._note_first)
+            jobs = [functools.partial(self._prefill_group, chosen) for chosen in groups]
+            self._run(groups, jobs, self._note_first)
             left = [n for n in left if self._open[n].unread]
 
     def _copied(self, numbers: Iterable[int], length: Callable[[int], int]) -> list[list[int]]:
@@ -379,17 +382,36 @@ class Sampler:
 
     def _decode(self, active: Sequence[int]) -> None:
         """Decode one block of the given slots."""
-        decode = functools.partial(self._decode_group, self._decoding_params())
-        if self._compact:
-            order = sorted(active, key=lambda n: (len(self._open[n].cached), n))
-            self._run(_groups(order, GROUP), decode, self._note_block)
-        else:
-            self._run([range(self.slots)], decode, self._note_block)
+        params = self._decoding_params()
+        groups: list[Sequence[int]] = [range(self.slots)]
+        if self._compact:  # the longest first, so that no core is left with them at the end
+            order = sorted(active, key=lambda n: (-len(self._open[n].cached), n))
+            groups = _groups(order, GROUP)
+        jobs = [
+            functools.partial(self._decode_group, params, chosen, steps)
+            for chosen, steps in zip(groups, self._steps(groups), strict=True)
+        ]
+        self._run(groups, jobs, self._note_block)
+
+    def _steps(self, groups: Sequence[Sequence[int]]) -> list[int]:
+        """Steps of each group in a block: where each has a core, `block` on average, and of short
+        conversations more than of long ones, so that all groups take equally long."""
+        if not 1 < len(groups) <= self._cores:
+            return [self.block] * len(groups)
+        costs = [STEP_COLUMNS + self._columns_of(chosen) for chosen in groups]
+        time = self.block * len(costs) / sum(1 / cost for cost in costs)
+        return [min(round(time / cost), self._most_steps) for cost in costs]
+
+    def _columns_of(self, chosen: Sequence[int]) -> int:
+        return self._columns(max(len(s.cached) for s in map(self._slot, chosen)))
+
+    def _slot(self, number: int) -> _Slot:
+        return self._open.get(number, _Slot())
 
     def _decode_group(
-        self, params: Params, chosen: Sequence[int]
+        self, params: Params, chosen: Sequence[int], steps: int
     ) -> tuple[Cache, decoding.Sampled]:
-        slots = [self._open.get(n, _Slot()) for n in chosen]
+        slots = [self._slot(n) for n in chosen]
         rows = GROUP if self._compact else self.slots
         replies = [s.reply if s.reply and not self._finished(s.reply) else None for s in slots]
         token_R = np.zeros((rows,), np.int32)
@@ -402,10 +424,11 @@ class Sampler:
             _lengths(slots, rows),
             token_R,
             _replies(replies, rows),
+            np.int32(steps),
             c=self.c,
-            columns=self._columns(max(len(s.cached) for s in slots)) if self._compact else None,
+            columns=self._columns_of(chosen) if self._compact else None,
             stop_ids=self.stop_ids,
-            steps=self.block,
+            steps=self._most_steps,
             truncated=any(reply.how.truncates for reply in replies if reply),
         )
         return new, jax.device_get(out)

@@ -389,7 +389,7 @@ def _sampling(a: Layout, held: decoding.Cache, every_bucket: bool) -> Iterator[P
     yield make(
         f"decode {slots} slots",
         function=decoding.decode,
-        arguments=(params, held, ints(slots), ints(slots), ints(slots), _replies(slots)),
+        arguments=(params, held, *(ints(slots),) * 3, _replies(slots), ints()),
         options={
             **{"c": m, "columns": None, "stop_ids": STOP_IDS},
             **{"steps": block, "truncated": truncated},
