@@ -216,7 +216,7 @@ def get_config() -> config_dict.ConfigDict:
     c.learn.importance_cap = 2.0  # of the truncated importance weight; 0 turns it off
     c.learn.kl = 0.0  # coefficient of the k3 estimate to the starting weights
     c.learn.entropy = 0.0  # coefficient of the entropy bonus
-    c.learn.logprob_gap = 1e-4  # sampler's log-probabilities serve as old ones under this gap
+    c.learn.logprob_gap = 1e-4  # sampler's serve as old ones of several updates under this gap
     c.learn.max_skipped = 5  # non-finite steps in a row that stop the run
     c.learn.role_norms = False  # True: norm of each role's share of the gradient, packed apart
     # Decay of the mean of what is trained, which starts as it does; in-loop evaluation plays with

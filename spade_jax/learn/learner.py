@@ -7,7 +7,7 @@ import dataclasses
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -35,7 +35,7 @@ class Settings:
     rows: tuple[int, ...]
     aggregation: str
     temperature: dict[Role, float]  # at which each role was sampled
-    max_gap: float  # nats; beyond it the sampler's log-probabilities are no old ones
+    max_gap: float  # nats; beyond it the sampler's log-probabilities are no old ones of several
     max_lag: dict[Role, int]  # updates between sampling and the start of the iteration
 
 
@@ -58,7 +58,9 @@ class Learner:
         frozen: Params | None = None,
         assemble: Assemble = step.whole,
     ) -> None:
-        self.config, self.hyper, self.tx, self.settings = config, hyper, tx, settings
+        self.config, self.tx, self.settings = config, tx, settings
+        self.updates = settings.passes * settings.minibatches
+        self.hyper = dataclasses.replace(hyper, one_update=self.updates == 1)
         self.reference, self.frozen, self.assemble = reference, frozen, assemble
         self._capacity = [FIRST_CAPACITY] * len(settings.rows)
         self.device_s = 0.0
@@ -66,6 +68,11 @@ class Learner:
     def params(self, state: LearnerState) -> Params:
         """The model's parameters."""
         return self.assemble(state.params, self.frozen)
+
+    @property
+    def scores(self) -> bool:
+        """Whether log-probabilities are computed apart from updates."""
+        return self.updates > 1 or self.reference is not None
 
     def update(
         self,
@@ -76,44 +83,51 @@ class Learner:
     ) -> tuple[LearnerState, Stats]:
         """Several optimizer steps over both roles' samples; returns the state and statistics.
 
-        Old log-probabilities are those of `state`, before the first step. `skipped_in_row` counts
-        on over updates that were skipped for not being finite. Raises ValueError where a sample
-        is older than its role allows.
+        Old log-probabilities are those of `state`, before the first step: an only step has them
+        at hand. `skipped_in_row` counts on over updates that were skipped for not being finite.
+        Raises ValueError where a sample is older than its role allows.
         """
         samples = [s for s in samples if any(any(record.action[1:]) for record in s.records)]
         if not samples:
-            empty = self.settings.passes * self.settings.minibatches
-            counts = {"learn/updates": 0, "learn/empty_updates": empty}
+            counts = {"learn/updates": 0, "learn/empty_updates": self.updates}
             return state, counts | {"learn/skipped_in_row": skipped_in_row}
         before = int(state.step)
+        lags = self._lags(samples, before)
         rows = [row for n, sample in enumerate(samples) for row in self._rows(n, sample)]
-        rows, stats = self._with_old_logps(state, rows, samples)
+        if self.reference is not None:
+            references = self._score(self.reference, rows)
+            rows = _filled(rows, "logp_reference", dict(enumerate(references)))
+        if not self.hyper.one_update:
+            rows, scored = self._with_old_logps(self.params(state), rows, lags)
         conversations: list[list[Row]] = [[] for _ in samples]
         for row in rows:
             conversations[row.conversation].append(row)
         totals: collections.Counter[str] = collections.Counter()
         tokens: collections.Counter[Role] = collections.Counter()
-        updates = 0
         for _ in range(self.settings.passes):
             order = list(range(len(conversations)))
             rng.shuffle(order)
             for k in range(self.settings.minibatches):
                 part = sorted(order[k :: self.settings.minibatches])
                 chosen = [row for i in part for row in conversations[i]]
-                state, metrics, used = self._step(state, chosen)
+                state, metrics, used, own = self._step(state, chosen)
                 totals.update(metrics)
-                updates += 1
                 skipped_in_row = skipped_in_row + 1 if metrics["skipped"] else 0
                 tokens.update(used)
-        means = {name: value / updates for name, value in totals.items()}
+        if self.hyper.one_update:
+            rows = scored = own
+        means = {name: value / self.updates for name, value in totals.items()}
         applied = int(state.step) - before
-        stats |= {
+        fresh = [row for row in scored if not lags[row.conversation]]
+        stats = agreement([(row.record, row.logp_old) for row in fresh]) | {
+            "learn/effective_sample_size": effective_share(rows, self.hyper.importance_cap),
+            "learn/lag_max": max(lags),
             "learn/loss": means["loss"],
             "learn/grad_norm": means["grad_norm"],
             "learn/clip_share": means["clip_share"],
             "learn/approx_kl": means["approx_kl"],
             "learn/updates": applied,
-            "learn/empty_updates": updates - applied - int(totals["skipped"]),
+            "learn/empty_updates": self.updates - applied - int(totals["skipped"]),
             "learn/skipped_in_row": skipped_in_row,
             "learn/fill_share": means["fill_share"],
             "learn/tokens": tokens.total(),
@@ -139,12 +153,8 @@ class Learner:
             for record in sample.records
         ]
 
-    def _with_old_logps(
-        self, state: LearnerState, rows: list[Row], samples: Sequence[Sample]
-    ) -> tuple[list[Row], Stats]:
-        """Old log-probabilities: scored for samples of earlier weights, and for all when the
-        sampler's differ from the learner's by more than `max_gap` on a probe of fresh ones."""
-        now = int(state.step)
+    def _lags(self, samples: Sequence[Sample], now: int) -> list[int]:
+        """How many updates old each sample is; ValueError for one that is too old."""
         lags = [now - sample.version for sample in samples]
         for sample, lag in zip(samples, lags, strict=True):
             if not 0 <= lag <= self.settings.max_lag[sample.role]:
@@ -152,48 +162,47 @@ class Learner:
                     f"a sample of the {sample.role} is {lag} updates old, at most "
                     f"{self.settings.max_lag[sample.role]} are allowed; lower learn.designer_delay"
                 )
+        return lags
+
+    def _with_old_logps(
+        self, params: Params, rows: list[Row], lags: Sequence[int]
+    ) -> tuple[list[Row], list[Row]]:
+        """Old log-probabilities for several updates: scored for samples of earlier weights, and for
+        all when the sampler's differ from the learner's by more than `max_gap` on a probe of fresh
+        ones, which comes second, with the learner's."""
         stale = [i for i, row in enumerate(rows) if lags[row.conversation]]
         fresh = [i for i, row in enumerate(rows) if not lags[row.conversation]]
         probe = fresh[: self.settings.rows[0]]  # one micro-batch
-        params = self.params(state)
-        old = self._score(params, rows, stale + probe)
-        stats = agreement([(rows[i].record, old[i]) for i in probe])
-        gap = stats["learn/logprob_gap_max"]
-        if gap is not None and not gap <= self.settings.max_gap:  # NaN is no agreement
-            old |= self._score(params, rows, fresh[len(probe) :])
-        else:
-            old = {i: old[i] for i in stale}
-        everyone = range(len(rows))
-        references = self._score(self.reference, rows, everyone) if self.reference else {}
-        scored = [
-            dataclasses.replace(row, logp_old=old.get(i), logp_reference=references.get(i))
-            for i, row in enumerate(rows)
-        ]
-        stats["learn/effective_sample_size"] = effective_share(scored, self.hyper.importance_cap)
-        stats["learn/lag_max"] = max(lags)
-        return scored, stats
 
-    def _score(
-        self, params: Params, rows: Sequence[Row], chosen: Sequence[int]
-    ) -> dict[int, tuple[float, ...]]:
-        """Log-probabilities of the chosen rows' tokens by `params`."""
-        if not chosen:
-            return {}
-        picked = [rows[i] for i in chosen]
-        batch, counts, layout = self._pack(picked, [0.0] * len(picked))
+        def score(chosen: list[int]) -> dict[int, tuple[float, ...]]:
+            logps = self._score(params, [rows[i] for i in chosen])
+            return dict(zip(chosen, logps, strict=True))
+
+        old = score(stale + probe)
+        scored = _filled(rows, "logp_old", old)
+        probed = [scored[i] for i in probe]
+        gap = agreement([(r.record, r.logp_old) for r in probed])["learn/logprob_gap_max"]
+        if gap is not None and not gap <= self.settings.max_gap:  # NaN is no agreement
+            return _filled(scored, "logp_old", score(fresh[len(probe) :])), probed
+        return _filled(rows, "logp_old", {i: old[i] for i in stale}), probed
+
+    def _score(self, params: Params, rows: Sequence[Row]) -> list[tuple[float, ...]]:
+        """Log-probabilities of the rows' tokens by `params`."""
+        if not rows:
+            return []
+        batch, counts, layout = self._pack(rows, [0.0] * len(rows))
         began = time.perf_counter()
         logps = sharding.fetch(step.score(params, batch, counts, c=self.config, h=self.hyper))
         self.device_s += time.perf_counter() - began
-        lengths = [len(row.record.ids) for row in picked]
-        values = batching.unpack(logps, layout, lengths)
-        return dict(zip(chosen, values, strict=True))
+        return _unpack(logps, layout, rows)
 
     def _step(
         self, state: LearnerState, rows: Sequence[Row]
-    ) -> tuple[LearnerState, dict[str, float], dict[Role, int]]:
+    ) -> tuple[LearnerState, dict[str, float], dict[Role, int], list[Row]]:
         """One optimizer step; rows that cannot move anything only count in the denominators.
 
-        Returns the state, statistics and the number of tokens of each role.
+        Returns the state, statistics, the number of tokens of each role and, where the old
+        log-probabilities are the step's own, the rows that were learned from, with these.
         """
         weights = batching.token_weights(rows, self.settings.aggregation)
         inert = self.hyper.kl == 0 and self.hyper.entropy == 0
@@ -203,12 +212,10 @@ class Learner:
             if weight and not (inert and row.advantage == 0)
         ]
         shares = [[pair for pair in pairs if pair[0].role is role] for role in Role]
-        packed = [
-            self._pack([r for r, _ in share], [w for _, w in share])[:2]
-            for share in (shares if self.hyper.role_norms else [pairs])
-        ]
-        batch = tuple(rows for part, _ in packed for rows in part)
-        counts = np.concatenate([used for _, used in packed])
+        parts = shares if self.hyper.role_norms else [pairs]
+        packed = [self._pack([r for r, _ in part], [w for _, w in part]) for part in parts]
+        batch = tuple(rows for part, _, _ in packed for rows in part)
+        counts = np.concatenate([used for _, used, _ in packed])
         began = time.perf_counter()
         state, metrics = step.train_step(
             state,
@@ -220,6 +227,7 @@ class Learner:
             frozen=self.frozen,
             assemble=self.assemble,
         )
+        logps = sharding.fetch(metrics.pop("logps", ()))
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         self.device_s += time.perf_counter() - began
         places = sum(
@@ -230,7 +238,14 @@ class Learner:
             role: sum(row.trained for row, _ in share)
             for role, share in zip(Role, shares, strict=True)
         }
-        return state, values, used
+        own: list[Row] = []
+        buckets = len(self.settings.rows)
+        for n, (part, (_, _, layout)) in enumerate(zip(parts, packed, strict=True)):
+            if self.hyper.one_update:
+                learned = [row for row, _ in part]
+                old = _unpack(logps[n * buckets :][:buckets], layout, learned)
+                own += _filled(learned, "logp_old", dict(enumerate(old)))
+        return state, values, used, own
 
     def _pack(
         self, rows: Sequence[Row], weights: Sequence[float]
@@ -265,15 +280,32 @@ def agreement(scored: Sequence[tuple[TokenRecord, Sequence[float]]]) -> Stats:
     return {name: float(value) for name, value in zip(names, values, strict=True)}
 
 
-def effective_share(rows: Sequence[Row], cap: float) -> float:
+def effective_share(rows: Sequence[Row], cap: float) -> float | None:
     """(sum w)^2 / (n sum w^2) over the n own tokens: 1 where all importance weights are alike.
 
     w = min(old / behaviour, cap), as in the loss (Kish's effective sample size); cap 0: no cap.
+    None where there is no row.
     """
+    if not rows:
+        return None
     pairs = [(r.record, r.logp_old or r.record.logp) for r in rows]
     log_w = np.concatenate([_own(r, old) - _own(r, r.behaviour) for r, old in pairs])
     w = np.minimum(np.exp(log_w), cap or np.inf)
     return float(w.sum() ** 2 / (len(w) * np.square(w).sum()))
+
+
+def _filled(rows: Sequence[Row], field: str, values: Mapping[int, tuple[float, ...]]) -> list[Row]:
+    """The rows, with a field of those that `values` has by their place."""
+    return [
+        dataclasses.replace(row, **{field: values[i]}) if i in values else row
+        for i, row in enumerate(rows)
+    ]
+
+
+def _unpack(
+    values: Sequence[np.ndarray], layout: batching.Layout, rows: Sequence[Row]
+) -> list[tuple[float, ...]]:
+    return batching.unpack(values, layout, [len(row.record.ids) for row in rows])
 
 
 def _own(record: TokenRecord, values: Sequence[float]) -> np.ndarray:

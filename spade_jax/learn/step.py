@@ -51,6 +51,7 @@ class Hyper:
     importance_cap: float = 2.0  # 0: no importance weight
     kl: float = 0.0
     entropy: float = 0.0
+    one_update: bool = False  # of its iteration: its own log-probabilities are the old ones
     role_norms: bool = False  # the batch is the buckets of one role and then the other's
     ema_decay: float = 0.0  # of the mean of the parameters, where the state has one
     compute_dtype: str = "float32"
@@ -151,33 +152,33 @@ def predict(params: Params, rows: Rows, c: ModelConfig, h: Hyper) -> tuple[jax.A
 
 def objective(
     params: Params, rows: Rows, c: ModelConfig, h: Hyper
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """This micro-batch's share of the loss and of the statistics; shares add up.
+) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array]]:
+    """This micro-batch's share of the loss and of the statistics, and log-probabilities (R, T).
 
-    Statistics are weighted as the loss is, so their sums are means over trained tokens.
+    Shares add up. Statistics are weighted as the loss is, so their sums are means over trained
+    tokens.
     """
-    logp, entropy = predict(params, rows, c, h)
+    predicted, entropy = predict(params, rows, c, h)
     trained = rows.weight > 0
     # Untrained places are replaced before exp, so that nothing there reaches the gradient.
-    logp = jnp.where(trained, logp, 0.0)
-    old = jnp.where(trained, rows.logp_old, 0.0)
+    logp = jnp.where(trained, predicted, 0.0)
+    before = jax.lax.stop_gradient(logp) if h.one_update else rows.logp_old
+    old = jnp.where(trained, before, 0.0)
     behaviour = jnp.where(trained, rows.logp_behaviour, 0.0)
 
     def total(x: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(trained, rows.weight * x, 0.0))
 
-    gap = jnp.abs(old - behaviour)
     stats = {
         "entropy_agent": total(jnp.where(rows.designer, 0.0, entropy)),
         "entropy_designer": total(jnp.where(rows.designer, entropy, 0.0)),
         "agent_share": total((~rows.designer).astype(jnp.float32)),
         "designer_share": total(rows.designer.astype(jnp.float32)),
-        "logprob_gap_mean": total(gap),
         "approx_kl": total(losses.kl_k3(old, logp)),
     }
     if h.objective == "supervised":
         loss = total(-logp)
-        return loss, stats | {"clip_share": jnp.zeros(())}
+        return loss, (stats | {"clip_share": jnp.zeros(())}, predicted)
     loss_BT, clipped_BT = losses.clipped_policy_loss(
         logp, old, rows.advantage, h.clip_low, h.clip_high
     )
@@ -189,7 +190,7 @@ def objective(
         reference = jnp.where(trained, rows.logp_reference, 0.0)
         kl = total(losses.kl_k3(logp, reference))
         loss, stats["kl_reference"] = loss + h.kl * kl, kl
-    return loss, stats
+    return loss, (stats, predicted)
 
 
 def gradients(
@@ -200,30 +201,39 @@ def gradients(
     h: Hyper,
     frozen: Params | None = None,
     assemble: Assemble = whole,
-) -> tuple[jax.Array, dict[str, jax.Array], Params]:
+) -> tuple[jax.Array, dict[str, jax.Array], Params, tuple[jax.Array, ...]]:
     """Loss, statistics and gradient summed over the first `counts[b]` micro-batches of each
     bucket; the arrays may hold more of them, so that their shape does not change.
 
     The gradient is that of `trained`; `assemble` makes the model of it and of what is frozen.
+    Last come log-probabilities as by `score`.
     """
 
-    def loss_of(trained: Params, rows: Rows) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def loss_of(trained: Params, rows: Rows) -> tuple:
         return objective(assemble(trained, frozen), rows, c, h)
 
     differentiate = jax.value_and_grad(loss_of, has_aux=True)
-    shapes = jax.eval_shape(differentiate, trained, jax.tree.map(lambda a: a[0], batch[0]))
-    sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def share(rows: Rows) -> tuple[tuple, jax.Array]:
+        """What adds up over micro-batches, and log-probabilities."""
+        (loss, (stats, logp)), grads = differentiate(trained, rows)
+        if assemble is whole:  # adapters are small and lie anywhere
+            grads = sharding.constrain_parameters(grads, model.declare(c), "train")
+        return (loss, stats, grads), logp
+
+    shapes, _ = jax.eval_shape(share, jax.tree.map(lambda a: a[0], batch[0]))
+    sums, logps = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), []
     for b, rows in enumerate(batch):
 
-        def add(i: jax.Array, sums: tuple, rows: Rows = rows) -> tuple:
-            values, grads = differentiate(trained, take(rows, i))
-            if assemble is whole:  # adapters are small and lie anywhere
-                grads = sharding.constrain_parameters(grads, model.declare(c), "train")
-            return jax.tree.map(jnp.add, sums, (values, grads))
+        def add(i: jax.Array, carry: tuple, rows: Rows = rows) -> tuple:
+            sums, logps = carry
+            more, logp = share(take(rows, i))
+            return jax.tree.map(jnp.add, sums, more), logps.at[i].set(logp)
 
-        sums = jax.lax.fori_loop(0, counts[b], add, sums)
-    (loss, stats), grads = sums
-    return loss, stats, grads
+        start = jnp.zeros(rows.weight.shape, jnp.float32)
+        sums, scored = jax.lax.fori_loop(0, counts[b], add, (sums, start))
+        logps.append(scored)
+    return *sums, tuple(logps)
 
 
 def by_role(
@@ -234,7 +244,7 @@ def by_role(
     h: Hyper,
     frozen: Params | None = None,
     assemble: Assemble = whole,
-) -> tuple[jax.Array, dict[str, jax.Array], Params]:
+) -> tuple[jax.Array, dict[str, jax.Array], Params, tuple[jax.Array, ...]]:
     """`gradients`, with the norm of each role's share of the gradient among the statistics.
 
     The first half of the buckets holds the rows of the first `Role` and the second the other's.
@@ -245,12 +255,12 @@ def by_role(
         gradients(trained, batch[own], counts[own], c, h, frozen, assemble)
         for own in (slice(half), slice(half, None))
     ]
-    loss, stats, grads = jax.tree.map(jnp.add, *parts)
+    loss, stats, grads = jax.tree.map(jnp.add, *(part[:3] for part in parts))
     norms = {
         f"grad_norm_{role}": optax.tree.norm(share)
-        for role, (_, _, share) in zip(Role, parts, strict=True)
+        for role, (_, _, share, _) in zip(Role, parts, strict=True)
     }
-    return loss, stats | norms, grads
+    return loss, stats | norms, grads, parts[0][3] + parts[1][3]
 
 
 @functools.partial(
@@ -273,11 +283,11 @@ def train_step(
 
     A batch that trains nothing, and one whose loss or gradient is not finite, leaves the state as
     it was; the latter sets `skipped` to 1. Otherwise ema <- d ema + (1 - d) new parameters.
+
+    Of an iteration's only update the metrics hold `logps` too, which are those of `score`.
     """
-    if h.role_norms:
-        loss, stats, grads = by_role(state.params, batch, counts, c, h, frozen, assemble)
-    else:
-        loss, stats, grads = gradients(state.params, batch, counts, c, h, frozen, assemble)
+    make = by_role if h.role_norms else gradients
+    loss, stats, grads, logps = make(state.params, batch, counts, c, h, frozen, assemble)
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     anything = norm > 0
@@ -288,6 +298,8 @@ def train_step(
     new = LearnerState(params=params, opt_state=opt_state, step=state.step + 1, ema=ema)
     state = jax.tree.map(lambda a, b: jnp.where(finite & anything, a, b), new, state)
     skipped = (~finite).astype(jnp.int32)
+    if h.one_update:
+        stats["logps"] = logps
     return state, stats | {"loss": loss, "grad_norm": norm, "skipped": skipped}
 
 

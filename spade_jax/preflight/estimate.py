@@ -232,17 +232,21 @@ def _learn_s(
     micro: Sequence[int],
     stale: Sequence[int],
 ) -> float | None:
-    """Seconds of the updates, of the designs' old log-probabilities, and of the reference's."""
-    if not {"train", "log-probabilities"} <= known.keys():
+    """Seconds of the updates, of the designs' old log-probabilities where there are several, and
+    of the reference's."""
+    updates = c.learn.passes * c.learn.minibatches
+    scored = [
+        (n if updates > 1 else 0) + (m if c.learn.kl else 0)
+        for n, m in zip(stale, micro, strict=True)
+    ]
+    if not {"train", *(["log-probabilities"] if any(scored) else [])} <= known.keys():
         return None
-    update, score = known["train"].parts, known["log-probabilities"].parts
-    scored = [n + (m if c.learn.kl else 0) for n, m in zip(stale, micro, strict=True)]
-    return (
-        c.learn.passes * c.learn.minibatches * update[0].seconds
-        + c.learn.passes * _rounds(update, micro)
-        + score[0].seconds
-        + _rounds(score, scored)
-    )
+    update = known["train"].parts
+    seconds = updates * update[0].seconds + c.learn.passes * _rounds(update, micro)
+    if any(scored):
+        score = known["log-probabilities"].parts
+        seconds += score[0].seconds + _rounds(score, scored)
+    return seconds
 
 
 def _rounds(parts: Sequence[Part], counts: Sequence[int]) -> float:

@@ -300,7 +300,7 @@ def rows(count: int, length: int, capacity: int, mesh: Mesh) -> Rows:
 
 
 def _updates(a: Layout, own: Learning) -> Iterator[Program]:
-    """Log-probabilities under the learner's weights, or the reference's, and the update."""
+    """The update, and log-probabilities under the learner's weights or the reference's."""
     c = a.config
     batch = tuple(
         rows(n, length, learner.FIRST_CAPACITY, a.mesh)
@@ -316,18 +316,19 @@ def _updates(a: Layout, own: Learning) -> Iterator[Program]:
     hyper = own.learner.hyper
     # Rows come in portions that have a quarter more of them than its share (policy/experts.py).
     share = 0.8 if own_experts(a.model, a.mesh) < 1 else 1.0
-    yield Program(
-        name="log-probabilities",
-        phase="learn",
-        mesh=a.mesh,
-        function=step.score,
-        arguments=(own.params, batch, counts),
-        options={"c": a.model, "h": hyper},
-        holds=("parameters",),
-        loops=loops,
-        lengths=lengths,
-        share=share,
-    )
+    if own.learner.scores:
+        yield Program(
+            name="log-probabilities",
+            phase="learn",
+            mesh=a.mesh,
+            function=step.score,
+            arguments=(own.params, batch, counts),
+            options={"c": a.model, "h": hyper},
+            holds=("parameters",),
+            loops=loops,
+            lengths=lengths,
+            share=share,
+        )
     twice = 2 if hyper.role_norms else 1
     counts = whole(jax.ShapeDtypeStruct((twice * len(batch),), jnp.int32), a.mesh)
     own_rules = {"tx": own.tx, "frozen": own.base, "assemble": own.learner.assemble}

@@ -116,15 +116,49 @@ def test_old_log_probabilities_are_those_before_the_first_update(params: Params)
 
 
 def test_the_samplers_log_probabilities_serve_where_they_agree(params: Params) -> None:
+    """For several updates; of rate 0 here, so that all see the same weights."""
     given = samples(params, [1.0, -1.0, 0.5], off=0.05)
-    learner = new_learner(max_gap=0.1)
-    _, stats = learner.update(new_state(params), given, random.Random(0))
+    tx = step.optimizer(0.0, beta1=0.9, beta2=0.98, weight_decay=0.1, clip_norm=1.0)
+
+    def update(max_gap: float) -> dict[str, float | None]:
+        settings = dataclasses.replace(SETTINGS, passes=2, max_gap=max_gap)
+        learner = Learner(SMALL, HYPER, tx, settings, None)
+        return learner.update(new_state(params), given, random.Random(0))[1]
+
+    stats = update(max_gap=0.1)
     assert stats["learn/logprob_gap_max"] == pytest.approx(0.05, rel=1e-3)
     assert stats["learn/logprob_gap_mean"] == pytest.approx(0.05, rel=1e-3)
     # d = log now - log old = -0.05: exp(-0.05) + 0.05 - 1
     assert stats["learn/approx_kl"] == pytest.approx(0.00122942, rel=1e-3)
-    _, stats = new_learner().update(new_state(params), given, random.Random(0))
-    assert stats["learn/approx_kl"] == pytest.approx(0, abs=1e-6)
+    assert update(max_gap=1e-4)["learn/approx_kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_an_only_update_has_its_old_log_probabilities_at_hand(
+    params: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It scores nothing, whatever was stored, and is measured on all that it learns from."""
+    given = samples(params, [1.0, -1.0, 0.5, -0.5, 1.0, -1.0])
+    given[-1] = samples(params, [1.0] * 5 + [-1.0], off=0.05)[-1]
+    given += samples(params, [0.0], off=7.0)  # moves nothing
+    expected = by_hand(params, given, frozen=True, passes=1)
+    monkeypatch.setattr(step, "score", None)
+    state, stats = new_learner().update(new_state(params), given, random.Random(0))
+    assert difference(state, expected) < 1e-7
+    assert stats["learn/approx_kl"] == 0 and stats["learn/clip_share"] == 0
+    assert stats["learn/logprob_gap_max"] == pytest.approx(0.05, rel=1e-3)
+    assert stats["learn/logprob_gap_mean"] == pytest.approx(0.05 / 6, rel=1e-3)
+    # Weights of 1, and of exp(-0.05) for one conversation of six.
+    w = [1.0] * 5 + [np.exp(-0.05)]
+    share = np.sum(w) ** 2 / (6 * np.sum(np.square(w)))
+    assert stats["learn/effective_sample_size"] == pytest.approx(share, rel=1e-5)
+
+
+def test_where_nothing_moves_nothing_is_measured(params: Params) -> None:
+    given = samples(params, [0.0, 0.0])
+    state, stats = new_learner().update(new_state(params), given, random.Random(0))
+    assert difference(state, new_state(params)) == 0 and stats["learn/updates"] == 0
+    assert stats["learn/logprob_gap_max"] is None
+    assert stats["learn/effective_sample_size"] is None
 
 
 def test_the_gap_is_nothing_on_policy(params: Params) -> None:

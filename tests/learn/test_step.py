@@ -62,7 +62,7 @@ def params() -> Params:
 
 @functools.partial(jax.jit, static_argnames=("h",))
 def gradients(params: Params, batch: tuple[Rows, ...], counts, h: Hyper) -> tuple:
-    return step.gradients(params, batch, counts, SMALL, h)
+    return step.gradients(params, batch, counts, SMALL, h)[:3]
 
 
 def new_state(params: Params) -> LearnerState:
@@ -154,7 +154,7 @@ def test_the_loss_of_three_tokens_by_hand(
     filled |= {"advantage": jnp.asarray([[1.0, -1.0, 2.0, jnp.nan]])}
     h = Hyper(kl=0.1, entropy=0.01, importance_cap=cap)
     share = jax.value_and_grad(step.objective, has_aux=True)
-    (loss, stats), gradient = share(now, Rows(**filled), None, h)
+    (loss, (stats, _)), gradient = share(now, Rows(**filled), None, h)
     # Per token -1.2, max(0.4, 0.8) = 0.8 (clipped), -min(3, 2.56) = -2.56 (clipped); with the
     # weights of the behaviour -2.4, 0.4, -5.12. Entropy 0.5 + 0.5 + 1.
     # k3: 0, 2 - log 2 - 1, 1/2 + log 2 - 1; a quarter of their sum is 1/8.

@@ -155,7 +155,7 @@ def test_the_learner_calls_what_is_compiled(
         with pytest.raises(Enough):
             learner.update(state, [sample], random.Random(0))
     assert all(alike(call, named["log-probabilities"]) for call in score.calls)
-    assert len(score.calls) == 2  # the probe, and the reference
+    assert len(score.calls) == 1  # the reference
     assert alike(update.calls[0], named["train step"])
     assert update.calls[0][0][-2][0][0] == FIRST_CAPACITY
 
