@@ -23,7 +23,6 @@ keep_freed_memory() {
     export MALLOC_MMAP_MAX_=0
     export MALLOC_TRIM_THRESHOLD_=17179869184
     export MALLOC_TOP_PAD_=268435456
-    export MALLOC_ARENA_MAX=1
 }
 
 config=tiny

@@ -55,7 +55,7 @@ def test_a_run_goes_on_on_half_and_on_twice_the_devices(model_folder: Path, tmp_
 @pytest.mark.slow
 def test_an_iteration_on_four_devices(model_folder: Path, tmp_path: Path) -> None:
     fields = {"environments__source": "fixed", "environments__size": 6, "mesh": (1, 2, 2, 1)}
-    fields |= {"learn__rows": (4,)}
+    fields |= {"learn__rows": (4,), "learn__entropy": 1e-3}  # which all plays are learned from for
     c = small_run.run_config(model_folder, iterations=1, **fields)
     on_devices(4, "spade_jax.train", "--config=tiny", *small_run.arguments(c, tmp_path))
     [line] = metrics.read_metrics(tmp_path)

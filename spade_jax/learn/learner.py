@@ -116,19 +116,26 @@ class Learner:
                 tokens.update(used)
         if self.hyper.one_update:
             rows = scored = own
-        means = {name: value / self.updates for name, value in totals.items()}
-        applied = int(state.step) - before
         fresh = [row for row in scored if not lags[row.conversation]]
         stats = agreement([(row.record, row.logp_old) for row in fresh]) | {
             "learn/effective_sample_size": effective_share(rows, self.hyper.importance_cap),
             "learn/lag_max": max(lags),
+            "learn/skipped_in_row": skipped_in_row,
+        }
+        return state, stats | self._stats(totals, tokens, int(state.step) - before)
+
+    def _stats(
+        self, totals: Mapping[str, float], tokens: collections.Counter[Role], applied: int
+    ) -> Stats:
+        """Means over the updates of what they summed up, and counts."""
+        means = {name: value / self.updates for name, value in totals.items()}
+        stats = {
             "learn/loss": means["loss"],
             "learn/grad_norm": means["grad_norm"],
             "learn/clip_share": means["clip_share"],
             "learn/approx_kl": means["approx_kl"],
             "learn/updates": applied,
             "learn/empty_updates": self.updates - applied - int(totals["skipped"]),
-            "learn/skipped_in_row": skipped_in_row,
             "learn/fill_share": means["fill_share"],
             "learn/tokens": tokens.total(),
             **{f"learn/tokens/{role}": tokens[role] for role in Role},
@@ -139,7 +146,7 @@ class Learner:
             stats["learn/kl"] = means["kl_reference"]
         if self.hyper.role_norms:
             stats |= {f"learn/grad_norm/{role}": means[f"grad_norm_{role}"] for role in Role}
-        return state, stats
+        return stats
 
     def _rows(self, number: int, sample: Sample) -> list[Row]:
         return [

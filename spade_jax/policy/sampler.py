@@ -23,18 +23,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spade_jax.policy import decoding, drawing, room, sampling
+from spade_jax.policy import buckets, decoding, drawing, room, sampling
 from spade_jax.policy.decoding import Cache
 from spade_jax.policy.model import ModelConfig, Params
 from spade_jax.policy.sampling import Sampling
 from spade_jax.types import StopReason
 
-GROUP = 16  # rows of a program that reads, and of one that decodes copies
-COMPACT_READING = 4  # of one that reads into copies: few conversations come back at once
-LONG = 8192  # columns of each of them that a program may copy; where there are more, fewer rows
-WIDTHS = (16, 32, 64, 96, 128, 192, 256)  # new tokens of a row; longer texts are read in pieces
-COLUMN_STEP = 64  # columns in use are rounded up to 2, 3, 4, 6, 8, 12, ... of these
-STEP_COLUMNS = 512  # what a step of decoding costs a CPU beside its columns, in columns
 SHARED = 64  # tokens that two prompts must have in common to be read once
 
 
@@ -88,26 +82,6 @@ class _Slot:
     reply: _Reply | None = None
 
 
-def width_bucket(n: int) -> int:
-    """Columns of the program that reads n tokens, or the first piece of them."""
-    return next((width for width in WIDTHS if n <= width), WIDTHS[-1])
-
-
-def column_bucket(n: int) -> int:
-    """Columns that are read where n are in use, at most about half more than n."""
-    if n == 0:
-        return 0
-    step = COLUMN_STEP
-    while n > 4 * step:
-        step *= 2
-    return max(2, -(-n // step)) * step
-
-
-def rows_at(columns: int, group: int = GROUP) -> int:
-    """Rows of a program that copies so many columns of each."""
-    return max(1, min(group, group * LONG // max(1, columns)))
-
-
 class Sampler:
     """Conversations with one set of weights, at most `slots` at a time, of `context` tokens each.
 
@@ -135,10 +109,10 @@ class Sampler:
         self._mesh = jax.sharding.get_mesh()
         alone = self._mesh.size <= 1  # several devices run one program at a time
         self._compact = alone and jax.default_backend() == "cpu" if compact is None else compact
-        self._reading = COMPACT_READING if self._compact else GROUP
-        self._most_steps = 3 * block // 2 if self._compact else block
+        self._reading = buckets.COMPACT_READING if self._compact else buckets.GROUP
+        self._most_steps = buckets.most_steps(block) if self._compact else block
         # What is written in one piece must fit behind the longest conversation.
-        self.columns = self.context + max(self._most_steps, WIDTHS[-1])
+        self.columns = self.context + max(self._most_steps, buckets.WIDTHS[-1])
         room.check(c, slots, self.columns, dtype)
         self._hold(params)
         # As a program, so that no device ever holds more than its own piece.
@@ -311,7 +285,7 @@ class Sampler:
     def _copy_prefixes(self, followers: dict[int, tuple[int, int]]) -> None:
         for chosen in self._copied(followers, lambda n: followers[n][1]):
             columns = self._columns(max(followers[n][1] for n in chosen))
-            rows = rows_at(columns, self._reading)
+            rows = buckets.rows(columns, self._reading)
             leaders = self._places([followers[n][0] for n in chosen], rows)
             prefixes = decoding.prefixes(self._cache, leaders, columns=columns)
             places = self._places(chosen, rows)
@@ -336,7 +310,7 @@ class Sampler:
         for n in numbers:
             group = groups[-1] if groups else []
             columns = self._columns(max(map(length, [*group, n])))
-            if len(group) >= rows_at(columns, self._reading) or not group:
+            if len(group) >= buckets.rows(columns, self._reading) or not group:
                 groups.append([n])
             else:
                 group.append(n)
@@ -345,8 +319,8 @@ class Sampler:
     def _prefill_group(self, chosen: Sequence[int]) -> tuple[Cache, drawing.Draw]:
         slots = [self._open[n] for n in chosen]
         columns = self._columns(max(len(slot.cached) for slot in slots))
-        width = width_bucket(max(len(slot.unread) for slot in slots))
-        rows = rows_at(columns, self._reading)
+        width = buckets.width(max(len(slot.unread) for slot in slots))
+        rows = buckets.rows(columns, self._reading)
         tokens_RT = np.zeros((rows, width), np.int32)
         count_R = np.ones((rows,), np.int32)
         for row, slot in enumerate(slots):
@@ -369,7 +343,7 @@ class Sampler:
 
     def _note_first(self, chosen: Sequence[int], drawn: drawing.Draw) -> None:
         """Enter what `_prefill_group` has read, and first tokens where all has been read."""
-        width = width_bucket(max(len(self._open[n].unread) for n in chosen))
+        width = buckets.width(max(len(self._open[n].unread) for n in chosen))
         for row, n in enumerate(chosen):
             slot = self._open[n]
             piece, slot.unread = slot.unread[:width], slot.unread[width:]
@@ -386,7 +360,7 @@ class Sampler:
         groups: list[Sequence[int]] = [range(self.slots)]
         if self._compact:  # the longest first, so that no core is left with them at the end
             order = sorted(active, key=lambda n: (-len(self._open[n].cached), n))
-            groups = _groups(order, GROUP)
+            groups = _groups(order, buckets.GROUP)
         jobs = [
             functools.partial(self._decode_group, params, chosen, steps)
             for chosen, steps in zip(groups, self._steps(groups), strict=True)
@@ -394,13 +368,10 @@ class Sampler:
         self._run(groups, jobs, self._note_block)
 
     def _steps(self, groups: Sequence[Sequence[int]]) -> list[int]:
-        """Steps of each group in a block: where each has a core, `block` on average, and of short
-        conversations more than of long ones, so that all groups take equally long."""
+        """Steps of each group in a block."""
         if not 1 < len(groups) <= self._cores:
             return [self.block] * len(groups)
-        costs = [STEP_COLUMNS + self._columns_of(chosen) for chosen in groups]
-        time = self.block * len(costs) / sum(1 / cost for cost in costs)
-        return [min(round(time / cost), self._most_steps) for cost in costs]
+        return buckets.steps([self._columns_of(chosen) for chosen in groups], self.block)
 
     def _columns_of(self, chosen: Sequence[int]) -> int:
         return self._columns(max(len(s.cached) for s in map(self._slot, chosen)))
@@ -412,7 +383,7 @@ class Sampler:
         self, params: Params, chosen: Sequence[int], steps: int
     ) -> tuple[Cache, decoding.Sampled]:
         slots = [self._slot(n) for n in chosen]
-        rows = GROUP if self._compact else self.slots
+        rows = buckets.GROUP if self._compact else self.slots
         replies = [s.reply if s.reply and not self._finished(s.reply) else None for s in slots]
         token_R = np.zeros((rows,), np.int32)
         for row, reply in enumerate(replies):
@@ -461,7 +432,7 @@ class Sampler:
     # -- arrays for the device ----------------------------------------------------------------
 
     def _columns(self, n: int) -> int:
-        return min(column_bucket(n), self.columns)
+        return min(buckets.columns(n), self.columns)
 
     def _places(self, numbers: Sequence[int], rows: int) -> np.ndarray:
         """Slot of each row; rows beyond the last belong to none."""

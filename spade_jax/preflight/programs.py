@@ -24,7 +24,7 @@ from spade_jax import limits
 from spade_jax import run as run_setup
 from spade_jax.learn import batching, learner, step
 from spade_jax.learn.batching import Rows
-from spade_jax.policy import conversation, decoding, drawing, hub, model, sampler, sharding
+from spade_jax.policy import buckets, conversation, decoding, drawing, hub, model, sharding
 from spade_jax.policy.model import ModelConfig, Params
 from spade_jax.types import UsageError
 
@@ -232,7 +232,7 @@ def context(a: Layout) -> int:
 def cache(a: Layout) -> decoding.Cache:
     """The sampler's cache, where a host samples; columns are not divided, however many they are."""
     c = a.config
-    columns = context(a) + max(c.sampling.block, sampler.WIDTHS[-1])  # as Sampler has them
+    columns = context(a) + max(c.sampling.block, buckets.WIDTHS[-1])  # as Sampler has them
     dtype = jnp.dtype(c.model.compute_dtype)
     with jax.set_mesh(a.sampling):
         few = jax.jit(lambda: decoding.empty_cache(a.model, c.sampling.slots, 1, dtype))
@@ -348,7 +348,7 @@ def _updates(a: Layout, own: Learning) -> Iterator[Program]:
 
 def column_buckets(longest: int, columns: int) -> list[int]:
     """How many columns of the cache a program of the sampler may read."""
-    return sorted({min(sampler.column_bucket(n), columns) for n in range(longest)})
+    return sorted({min(buckets.columns(n), columns) for n in range(longest)})
 
 
 def _replies(count: int) -> decoding.Replies:
@@ -367,7 +367,7 @@ def _sampling(a: Layout, held: decoding.Cache, every_bucket: bool) -> Iterator[P
     c, m, slots = a.config, a.model, a.config.sampling.slots
     params = copy(a, a.sampling)
     truncated = limits.sampling(c.play).truncates or limits.sampling(c.design).truncates
-    buckets = column_buckets(context(a), held.values[0].shape[-2])
+    lengths = column_buckets(context(a), held.values[0].shape[-2])
     both = ("sampling copy", "cache")
 
     def ints(*shape: int) -> jax.ShapeDtypeStruct:
@@ -375,9 +375,9 @@ def _sampling(a: Layout, held: decoding.Cache, every_bucket: bool) -> Iterator[P
 
     share = own_experts(m, a.sampling)
     make = functools.partial(Program, phase="sample", mesh=a.sampling, share=share)
-    for width in sampler.WIDTHS if every_bucket else sampler.WIDTHS[-1:]:
-        for columns in buckets if every_bucket else (buckets[0], buckets[-1]):
-            group = sampler.rows_at(columns)
+    for width in buckets.WIDTHS if every_bucket else buckets.WIDTHS[-1:]:
+        for columns in lengths if every_bucket else (lengths[0], lengths[-1]):
+            group = buckets.rows(columns)
             told = (ints(group), ints(group), ints(group, width), ints(group), _replies(group))
             yield make(
                 f"prefill {group} x {width} after {columns:,}",
@@ -398,8 +398,8 @@ def _sampling(a: Layout, held: decoding.Cache, every_bucket: bool) -> Iterator[P
         holds=both,
         loops=("token of each slot",),
     )
-    group = sampler.rows_at(buckets[-1])
-    for name, n, width in (("prefill", sampler.GROUP, sampler.WIDTHS[-1]), ("block", slots, block)):
+    group = buckets.rows(lengths[-1])
+    for name, n, width in (("prefill", buckets.GROUP, buckets.WIDTHS[-1]), ("block", slots, block)):
         new = functools.partial(decoding.empty_cache, m, n, width, held.keys[0].dtype)
         yield make(
             f"write a {name} into the cache",
@@ -409,9 +409,9 @@ def _sampling(a: Layout, held: decoding.Cache, every_bucket: bool) -> Iterator[P
             holds=("cache",),
         )
     yield make(
-        f"copy a prefix of {buckets[-1]:,}",
+        f"copy a prefix of {lengths[-1]:,}",
         function=decoding.prefixes,
         arguments=(held, ints(group)),
-        options={"columns": buckets[-1]},
+        options={"columns": lengths[-1]},
         holds=("cache",),
     )

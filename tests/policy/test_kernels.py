@@ -42,6 +42,7 @@ def test_no_layer_computes_cosines_for_itself(params: Params) -> None:
         ones,
         ones,
         replies,
+        jnp.asarray(4),
         c=SMALL,
         columns=128,
         stop_ids=(0,),

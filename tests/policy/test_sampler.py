@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spade_jax.policy import model, room, sampler
+from spade_jax.policy import buckets, model, room, sampler
 from spade_jax.policy.model import ModelConfig, Params
 from spade_jax.policy.sampler import Ids, Sampler
 from spade_jax.policy.sampling import Sampling
@@ -129,6 +129,22 @@ def test_a_reply_depends_on_its_own_conversation_only(params: Params) -> None:
     assert replies(others=50, budget=BUDGET) == first, "the same calls give the same bits"
     for other in (replies(60, BUDGET), replies(60, 2), replies(60, 3, count=1)):
         assert [r.ids for r in other] == [r.ids for r in first]
+
+
+def test_short_conversations_decode_more_steps_where_each_group_has_a_core(
+    params: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps cost 512 + 384 and 512 + 128: of twice 8, 16 x 640 / 1536 = 6.7 and 9.3."""
+    for cores, steps in ((1, (8, 8)), (2, (7, 9))):
+        monkeypatch.setattr(sampler.os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
+        s = start(params, compact=True, slots=2 * buckets.GROUP)
+        for n in range(2 * buckets.GROUP):
+            ask(s, s.open(), read(n, 300 if n < buckets.GROUP else 20))
+        s.advance()
+        for half, count in enumerate(steps):
+            slots = range(half * buckets.GROUP, (half + 1) * buckets.GROUP)
+            written = {len(s.sampled(n)) for n in slots}
+            assert max(written) == 1 + count, "the first token comes with reading"
 
 
 def test_streams_decide(params: Params) -> None:
@@ -284,10 +300,10 @@ def test_free_memory_is_known() -> None:
 
 
 def test_buckets() -> None:
-    assert [sampler.width_bucket(n) for n in (1, 16, 17, 96, 97, 256, 9999)] == [
+    assert [buckets.width(n) for n in (1, 16, 17, 96, 97, 256, 9999)] == [
         16, 16, 32, 96, 128, 256, 256,
     ]  # fmt: skip
-    columns = [sampler.column_bucket(n) for n in (0, 1, 128, 129, 256, 257, 385, 513, 1000)]
+    columns = [buckets.columns(n) for n in (0, 1, 128, 129, 256, 257, 385, 513, 1000)]
     assert columns == [0, 128, 128, 192, 256, 384, 512, 768, 1024]
 
 
@@ -295,7 +311,7 @@ def test_long_conversations_are_read_few_at_a_time(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seven with one prefix of 150 tokens, six of which copy it and are read in two pieces."""
-    assert [sampler.rows_at(n) for n in (0, 8192, 12288, 32768, 2**20)] == [16, 16, 10, 4, 1]
+    assert [buckets.rows(n) for n in (0, 8192, 12288, 32768, 2**20)] == [16, 16, 10, 4, 1]
     texts = [read(0, 150) + read(n, 280) for n in range(1, 8)]
 
     def replies() -> list[tuple[int, ...]]:
@@ -312,9 +328,9 @@ def test_long_conversations_are_read_few_at_a_time(
         return ask_for(params, cache, slots_R, *rest, **how)
 
     monkeypatch.setattr(sampler.decoding, "prefill", noted)
-    monkeypatch.setattr(sampler, "LONG", 96)
+    monkeypatch.setattr(buckets, "LONG", 96)
     assert replies() == whole
-    assert all(n == sampler.rows_at(columns, sampler.COMPACT_READING) for n, columns in rows)
+    assert all(n == buckets.rows(columns, buckets.COMPACT_READING) for n, columns in rows)
     assert {4, 2, 1} == {n for n, _ in rows}  # of 0, 192 and 512 columns
 
 

@@ -151,6 +151,18 @@ def test_an_iteration(c: config_dict.ConfigDict) -> None:
     assert made.mfu == pytest.approx(2 * flops / (made.seconds * 4 * 1e6))
 
 
+def test_an_iteration_of_one_update_scores_nothing(c: config_dict.ConfigDict) -> None:
+    """5 micro-batches as above; a reference goes through all of them, and its program is needed."""
+    c.learn.passes = 1
+    known = dict(replicas=2, devices=4, peak=1e6, share=0.5)
+    made = estimate.iteration(c, SMALL, [WEIGHTS, DECODE, TRAIN], **known)
+    assert made.learn_s == pytest.approx(0.5 + 4 * 1.0 + 4.0)
+    c.learn.kl = 0.1
+    assert estimate.iteration(c, SMALL, [WEIGHTS, DECODE, TRAIN], **known).learn_s is None
+    made = estimate.iteration(c, SMALL, [WEIGHTS, DECODE, SCORE, TRAIN], **known)
+    assert made.learn_s == pytest.approx(8.5 + 0.1 + 4 * 0.3 + 1.2)
+
+
 def test_an_iteration_of_which_a_program_is_not_known(c: config_dict.ConfigDict) -> None:
     made = estimate.iteration(
         c, SMALL, [TRAIN, WEIGHTS], replicas=1, devices=4, peak=1.0, share=0.5

@@ -198,6 +198,20 @@ def test_residents(
     assert held["cache"] == 4 * 2 * m.layers * 20 * m.kv_heads * m.head_size * columns
 
 
+@pytest.mark.parametrize(
+    ("fields", "compiled"),
+    [({}, False), ({"learn.passes": 2}, True), ({"learn.minibatches": 2}, True)]
+    + [({"learn.kl": 0.1}, True)],
+)
+def test_log_probabilities_are_compiled_where_a_run_computes_them(
+    fields: dict[str, object], compiled: bool
+) -> None:
+    c = small_run.configured("tiny", {"sampling.slots": 20}, fields)
+    a = programs.lay_out(c, programs.sizes(""), jax.devices()[:1], jax.devices()[:1])
+    made = programs.programs(a, programs.learning(a), programs.cache(a), every_bucket=False)
+    assert ("log-probabilities" in {p.name for p in made}) is compiled
+
+
 def test_adapters_are_trained_alone() -> None:
     c = small_run.configured("tiny", {"model.lora.rank": 4, "sampling.slots": 20})
     a = programs.lay_out(c, programs.sizes(""), jax.devices()[:1], jax.devices()[:1])
