@@ -76,10 +76,15 @@ class Page:
                     self.messages.append(f"asked for {url}")
 
     def open(self, path: Path, fragment: str = "") -> None:
-        """Open a report and wait until its scripts are done."""
+        """Open a report and wait until its scripts are done and its charts are drawn."""
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=path.absolute().as_uri() + fragment)
         self.wait("document.documentElement?.dataset.ready === 'true'")
+        self.draw()
+
+    def draw(self) -> None:
+        """Wait until two frames are drawn: in the first, charts learn their width."""
+        self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page; promises are waited for."""
@@ -120,7 +125,7 @@ class Page:
 
     def picture(self, path: Path) -> None:
         """What the window shows, as PNG or WebP, which is smaller."""
-        self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        self.draw()
         form = {".png": {"format": "png"}, ".webp": {"format": "webp", "quality": 85}}
         answer = self.call("Page.captureScreenshot", **form[path.suffix])
         path.write_bytes(base64.b64decode(answer["data"]))

@@ -319,15 +319,23 @@ class SelfPlay:
         return self.ours.sampler.work
 
 
-def show_self_play(ours: Ours) -> None:
-    """Decoding in play beside decoding with all slots full; what is read; log-probabilities."""
+def show_self_play(ours: Ours, repeats: int) -> None:
+    """Decoding in play beside decoding with all slots full, taking turns; what is read;
+    log-probabilities."""
     game = SelfPlay(ours, seed=1)
-    for _ in range(2):  # the first time compiles
+    rates: list[tuple[float, float]] = []
+    for _ in range(repeats + 1):
         playing = game.play(replies=160)
         read = playing.tokens_read / game.new_tokens
-        full = game.full()
-    rates = [work.tokens_decoded / work.decoding_s for work in (playing, full)]
-    print(f"decoding in play over decoding with all slots full: {rates[0] / rates[1]:.2f}")
+        works = playing, game.full()
+        rates.append(tuple(work.tokens_decoded / work.decoding_s for work in works))
+    rates = rates[1:]  # the first time compiles
+    play, full = map(statistics.median, zip(*rates, strict=True))
+    shares = [a / b for a, b in rates]
+    print(
+        f"decoding in play {play:,.0f} tokens/s, with all slots full {full:,.0f}: "
+        f"{play / full:.2f} ({min(shares):.2f} to {max(shares):.2f})"
+    )
     print(f"tokens read for each new one, over turns of a conversation: {read:.3f}")
     turn = game.rng.integers(2, VOCAB, (BATCH, TURN_PROMPT))
     stats = ours.gradient_step(turn, TURNS, TURN_REPLY)
@@ -401,7 +409,7 @@ def main() -> None:
             prompts = np.random.default_rng(1).integers(2, VOCAB, (BATCH, PROMPT))
             [own] = medians([lambda: ours.gradient_step(prompts, 1, REPLY)], repeats)
             line(f"GRPO step of TRL, {BATCH} x ({PROMPT} + {REPLY})", seconds, own)
-        show_self_play(ours)
+        show_self_play(ours, repeats)
 
 
 if __name__ == "__main__":
