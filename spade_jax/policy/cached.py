@@ -41,6 +41,40 @@ def einsum(
     return sums_BKGC, top_BKG1, jnp.sum(weights, axis=-1, keepdims=True)
 
 
+def blocks(
+    q_RKGC: jax.Array,
+    k_PKCW: jax.Array,
+    v_PKWC: jax.Array,
+    row_P: jax.Array,
+    seen_P: jax.Array,
+) -> Part:
+    """The same over blocks of columns, each of the row `row_P` and with `seen_P` columns in use.
+
+    A row has any number of blocks, so that it costs no more than its own columns.
+    """
+    mine_RP = row_P[None] == jnp.arange(len(q_RKGC))[:, None]
+    mine_RP11 = mine_RP[:, :, None, None]
+    seen_P11W = (jnp.arange(k_PKCW.shape[-1])[None] < seen_P[:, None])[:, None, None]
+
+    def of_block(x_RKG: jax.Array) -> jax.Array:
+        return x_RKG.at[row_P].get(mode="clip")
+
+    def over_blocks(x_PKGN: jax.Array) -> jax.Array:
+        return jnp.einsum("RP,PKGN->RKGN", mine_RP.astype(x_PKGN.dtype), x_PKGN)
+
+    scores = jnp.einsum(
+        "PKGC,PKCW->PKGW", of_block(q_RKGC), k_PKCW, preferred_element_type=jnp.float32
+    )
+    scores = jnp.where(seen_P11W, scores, LOWEST)
+    top_RKG = jnp.max(jnp.where(mine_RP11, jnp.max(scores, axis=-1)[None], LOWEST), axis=1)
+    weights = jnp.where(seen_P11W, jnp.exp(scores - of_block(top_RKG)[..., None]), 0.0)
+    sums_PKGC = jnp.einsum(
+        "PKGW,PKWC->PKGC", weights.astype(v_PKWC.dtype), v_PKWC, preferred_element_type=jnp.float32
+    )
+    total_PKG1 = jnp.sum(weights, axis=-1, keepdims=True)
+    return over_blocks(sums_PKGC), top_RKG[..., None], over_blocks(total_PKG1)
+
+
 def pallas(
     q_BKGC: jax.Array,
     keys: jax.Array,

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from spade_jax.policy import cached, drawing, experts, model, panels, sharding
-from spade_jax.policy.kernels import choose, on_one_cpu
+from spade_jax.policy import buckets, cached, drawing, experts, model, panels, sharding
+from spade_jax.policy.kernels import choose
 from spade_jax.policy.model import UNROLLED, ModelConfig, Params
 
 
@@ -55,26 +55,57 @@ def lay_out(cache: Cache) -> Cache:
     return jax.tree.map(lambda a: sharding.constrain(a, axes[-a.ndim :]), cache)
 
 
-def read(cache: Cache, slots_R: jax.Array, columns: int, width: int = 0) -> Cache:
-    """The first `columns` of the given slots; a slot beyond the last gives anything.
-
-    With a `width` that divides them, and layers in arrays of their own, keys are (N,R,K,C,W): in
-    blocks of so many columns, each of which lies together.
-    """
-
-    def rows(k: jax.Array, start: int, end: int) -> jax.Array:
-        return k.at[..., slots_R, :, :, start:end].get(mode="clip")
-
-    def keys(k: jax.Array) -> jax.Array:
-        if not width or columns % width or k.ndim == 5:
-            return rows(k, 0, columns)
-        return jnp.stack([rows(k, n, n + width) for n in range(0, columns, width)])
-
+def read(cache: Cache, slots_R: jax.Array, columns: int) -> Cache:
+    """The first `columns` of the given slots; a slot beyond the last gives anything."""
     return lay_out(
         Cache(
-            keys=tuple(map(keys, cache.keys)),
+            keys=tuple(k.at[..., slots_R, :, :, :columns].get(mode="clip") for k in cache.keys),
             values=tuple(v.at[..., slots_R, :, :columns, :].get(mode="clip") for v in cache.values),
         )
+    )
+
+
+class Blocks(NamedTuple):
+    """Columns in use of R rows in P blocks of W, one row's after another's.
+
+    Keys are (P,K,C,W) and values (P,K,W,C), of each layer or with an axis L in front of P.
+    """
+
+    cache: Cache
+    row_P: jax.Array  # whose a block is; R where it is nobody's
+    seen_P: jax.Array  # its columns in use, the first ones
+
+
+def in_blocks(cache: Cache, slots_R: jax.Array, length_R: jax.Array, count: int) -> Blocks:
+    """What the given slots hold, in `count` blocks, which is at least as many as they fill."""
+    width = buckets.COLUMN_STEP
+    count_R = -(-length_R // width)
+    end_R, block_P = jnp.cumsum(count_R), jnp.arange(count)
+    row_P = jnp.searchsorted(end_R, block_P, side="right")
+    start_P = width * (block_P - (end_R - count_R).at[row_P].get(mode="clip"))
+    slot_P = slots_R.at[row_P].get(mode="clip")
+
+    def cut(a: jax.Array, columns: int) -> jax.Array:
+        """The blocks of an array whose columns are on axis `columns`, from the last."""
+        sizes = [1 if n == a.ndim - 4 else size for n, size in enumerate(a.shape)]
+        sizes[columns] = width
+
+        def one(slot: jax.Array, start: jax.Array) -> jax.Array:
+            at = [0] * a.ndim
+            at[-4], at[columns] = slot, start
+            return jax.lax.dynamic_slice(a, at, sizes).squeeze(-4)
+
+        return jax.vmap(one, out_axes=a.ndim - 4)(slot_P, start_P)
+
+    return Blocks(
+        cache=lay_out(
+            Cache(
+                keys=tuple(cut(k, -1) for k in cache.keys),
+                values=tuple(cut(v, -2) for v in cache.values),
+            )
+        ),
+        row_P=row_P,
+        seen_P=jnp.clip(length_R.at[row_P].get(mode="fill", fill_value=0) - start_P, 0, width),
     )
 
 
@@ -115,7 +146,7 @@ def write(cache: Cache, new: Cache, slots_R: jax.Array, start_R: jax.Array) -> C
 
 def advance(
     params: Params,
-    old: Cache,
+    old: Cache | Blocks,
     length_R: jax.Array,
     recent: Cache,
     column: jax.Array,
@@ -125,17 +156,23 @@ def advance(
     """Hidden vectors (R, T, D) of T more tokens a row, and `recent` with their columns filled.
 
     Each token sees its row's first `length_R` columns of `old`, the first `column` columns of
-    `recent`, and the tokens before it and itself.
+    `recent`, and the tokens before it and itself. From blocks a row has one token.
     """
     t = tokens_RT.shape[1]
     positions_RT = length_R[:, None] + column + jnp.arange(t)[None, :]
     angles = model.rotary_angles(positions_RT, c)
-    visible_RTS = seen(old, length_R, recent, column, t)
 
     kernels = choose()
     stacked = experts.MATRICES if c.experts and kernels.experts in experts.STACKED else ()
     whole = {name: params["layers"][name] for name in stacked}
-    in_place = t == 1 and kernels.cached != "einsum"
+    in_place = t == 1 and kernels.cached != "einsum" and not isinstance(old, Blocks)
+    if isinstance(old, Blocks):
+        attend_to = functools.partial(attend_blocks, old.row_P, old.seen_P)
+        old = old.cache
+    elif in_place:
+        attend_to = functools.partial(attend_in_place, kernels.cached, length_R)
+    else:
+        attend_to = functools.partial(attend, seen(old, length_R, recent, column, t))
 
     def layer(x_RTD: jax.Array, parts: tuple, held: tuple) -> tuple[jax.Array, tuple]:
         """A layer: its parameters, its number, its part of what is recent, and what it attends
@@ -143,21 +180,16 @@ def advance(
         p, number, recent = parts
         q_RTHC, k_RTKC, v_RTKC = model.project(p, x_RTD, angles, c)
         recent = put(recent, k_RTKC, v_RTKC, column)
-        if in_place:
-            out_RTHC = attend_in_place(kernels.cached, q_RTHC, held, length_R, recent, column)
-        else:
-            out_RTHC = attend(q_RTHC, (held, recent), visible_RTS)
-        out = model.finish_layer(
-            p | whole, x_RTD, out_RTHC, c, kernels, number if stacked else None
-        )
-        return out, recent
+        out_RTHC = attend_to(q_RTHC, held, recent, column)
+        number = number if stacked else None
+        return model.finish_layer(p | whole, x_RTD, out_RTHC, c, kernels, number), recent
 
     def scan_layer(x_RTD: jax.Array, parts: tuple) -> tuple[jax.Array, tuple]:
         p, number, recent, held = parts
         return layer(x_RTD, (p, number, recent), (*all_held, number) if in_place else held)
 
     x_RTD = model.embed(params, tokens_RT, old.keys[0].dtype)
-    before, during = zip(*old, strict=True), zip(*recent, strict=True)  # (keys, values) of each
+    before, during = zip(*old, strict=True), zip(*recent, strict=True)  # keys and values
     if recent.keys[0].ndim == 5:  # all layers' in one
         [all_held], [all_recent] = before, during
         each = {name: w for name, w in params["layers"].items() if name not in stacked}
@@ -165,9 +197,8 @@ def advance(
         x_RTD, made = jax.lax.scan(scan_layer, x_RTD, parts)
         return x_RTD, Cache(*((a,) for a in made))
     made = []
-    for n, p, held, part in zip(
-        range(c.layers), one_by_one(params, c), before, during, strict=True
-    ):
+    layers = zip(one_by_one(params, c), before, during, strict=True)
+    for n, (p, held, part) in enumerate(layers):
         of = (*(a[None] for a in held), jnp.zeros((), jnp.int32)) if in_place else held
         x_RTD, new = layer(x_RTD, (p, jnp.asarray(n), part), of)
         made.append(new)
@@ -228,22 +259,26 @@ def seen(old: Cache, length_R: jax.Array, recent: Cache, column: jax.Array, t: i
 
 
 def attend(
-    q_RTHC: jax.Array, parts: tuple[tuple[jax.Array, jax.Array], ...], visible_RTS: jax.Array
+    visible_RTS: jax.Array,
+    q_RTHC: jax.Array,
+    held: tuple[jax.Array, jax.Array],
+    recent: tuple[jax.Array, jax.Array],
+    column: jax.Array,
 ) -> jax.Array:
-    """Attention over keys (R,K,C,S), or in blocks (N,R,K,C,W), and values (R,K,S,C) in parts."""
+    """Attention to the visible columns of old and recent keys (R,K,C,S) and values (R,K,S,C)."""
+    del column  # which `visible_RTS` knows
     r, t, h, size = q_RTHC.shape
-    kv = parts[0][1].shape[1]
+    kv = recent[0].shape[1]
     q_RKXC = q_RTHC.reshape(r, t, kv, h // kv, size).transpose(0, 2, 3, 1, 4)
     q_RKXC = q_RKXC.reshape(r, kv, (h // kv) * t, size) * size**-0.5
-
-    def scores_of(k: jax.Array) -> jax.Array:
-        q = jnp.broadcast_to(q_RKXC, (*k.shape[:-4], *q_RKXC.shape))
-        scores = jnp.einsum("...XC,...CS->...XS", q, k, preferred_element_type=jnp.float32)
-        if k.ndim == 5:
-            scores = jnp.moveaxis(scores, 0, 3).reshape(*q_RKXC.shape[:3], -1)
-        return scores
-
-    scores = jnp.concatenate([scores_of(k) for k, _ in parts], axis=-1)
+    parts = held, recent
+    scores = jnp.concatenate(
+        [
+            jnp.einsum("RKXC,RKCS->RKXS", q_RKXC, k, preferred_element_type=jnp.float32)
+            for k, _ in parts
+        ],
+        axis=-1,
+    )
     mask = visible_RTS[:, None, None, :, :]
     scores = jnp.where(mask, scores.reshape(r, kv, h // kv, t, -1), -1e30)
     weights = jax.nn.softmax(scores, axis=-1).reshape(r, kv, (h // kv) * t, -1)
@@ -258,23 +293,49 @@ def attend(
 
 def attend_in_place(
     kernel: str,
-    q_R1HC: jax.Array,
-    cache: tuple[jax.Array, jax.Array, jax.Array],
     length_R: jax.Array,
+    q_R1HC: jax.Array,
+    held: tuple[jax.Array, jax.Array, jax.Array],
     recent: tuple[jax.Array, jax.Array],
     column: jax.Array,
 ) -> jax.Array:
     """`attend` for one token a row, by a kernel of `cached` that takes all layers and a number."""
+    q_RKGC = _by_key_head(q_R1HC, recent)
+    return _joined(cached.attend(kernel, q_RKGC, *held, length_R), q_R1HC, recent, column)
+
+
+def attend_blocks(
+    row_P: jax.Array,
+    seen_P: jax.Array,
+    q_R1HC: jax.Array,
+    held: tuple[jax.Array, jax.Array],
+    recent: tuple[jax.Array, jax.Array],
+    column: jax.Array,
+) -> jax.Array:
+    """`attend` for one token a row, to blocks of old columns."""
+    q_RKGC = _by_key_head(q_R1HC, recent)
+    return _joined(cached.blocks(q_RKGC, *held, row_P, seen_P), q_R1HC, recent, column)
+
+
+def _by_key_head(q_R1HC: jax.Array, recent: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Scaled queries, those that share a key head together."""
     r, _, h, size = q_R1HC.shape
     kv = recent[0].shape[1]
-    q_RKGC = q_R1HC.reshape(r, kv, h // kv, size) * size**-0.5
-    seen_R = jnp.full_like(length_R, column + 1)
+    return q_R1HC.reshape(r, kv, h // kv, size) * size**-0.5
+
+
+def _joined(
+    older: cached.Part,
+    q_R1HC: jax.Array,
+    recent: tuple[jax.Array, jax.Array],
+    column: jax.Array,
+) -> jax.Array:
+    """Attention to what is recent, beside a part that has been to what is older."""
+    seen_R = jnp.full((len(q_R1HC),), column + 1)
     newer = (a[None] for a in recent)
-    parts = [
-        cached.attend(kernel, q_RKGC, *cache, length_R),
-        cached.einsum(q_RKGC, *newer, jnp.zeros((), jnp.int32), seen_R),
-    ]
-    return cached.join(parts).astype(q_R1HC.dtype).reshape(r, 1, h, size)
+    first = jnp.zeros((), jnp.int32)
+    part = cached.einsum(_by_key_head(q_R1HC, recent), *newer, first, seen_R)
+    return cached.join([older, part]).astype(q_R1HC.dtype).reshape(q_R1HC.shape)
 
 
 def told(tree: Any) -> Any:
@@ -341,7 +402,7 @@ def prefill(
     return new if scanned(c) else apart(new), told(drawn)
 
 
-@functools.partial(jax.jit, static_argnames=("c", "columns", "stop_ids", "steps", "truncated"))
+@functools.partial(jax.jit, static_argnames=("c", "blocks", "stop_ids", "steps", "truncated"))
 def decode(
     params: Params,
     cache: Cache,
@@ -349,22 +410,21 @@ def decode(
     length_R: jax.Array,
     token_R: jax.Array,
     replies: Replies,
-    limit: jax.Array,
     *,
     c: ModelConfig,
-    columns: int | None,
+    blocks: int | None,
     stop_ids: tuple[int, ...],
     steps: int,
     truncated: bool,
 ) -> tuple[Cache, Sampled]:
-    """Sample up to `limit` tokens, at most `steps`, after `token_R`, the last of each reply so far.
+    """Sample up to `steps` tokens after `token_R`, the last of each reply so far.
 
     Returns the keys and values of the tokens read, and those sampled. A row ends at a stop id and
     at its budget. The last token sampled is not read: it enters with the tokens that follow.
-    Without `columns` the rows are all slots in their order, and the cache is read where it lies.
+    The columns in use are copied, in `blocks` blocks. Without these the rows are all slots in their
+    order, and the cache is read where it lies.
     """
-    width = panels.WIDTH if on_one_cpu() else 0
-    old = cache if columns is None else read(cache, slots_R, columns, width)
+    old = cache if blocks is None else in_blocks(cache, slots_R, length_R, blocks)
     rows = len(slots_R)
     uniform_RN2 = drawing.uniforms(replies.stream_RI, replies.count_R, steps)
 
@@ -397,7 +457,7 @@ def decode(
     recent = empty_cache(c, rows, steps, cache.keys[0].dtype)
     active_R = replies.count_R < replies.budget_R
     end = jax.lax.while_loop(
-        lambda s: jnp.any(s.active_R) & (s.step < limit),
+        lambda s: jnp.any(s.active_R) & (s.step < steps),
         body,
         Loop(jnp.zeros((), jnp.int32), recent, token_R, active_R, nothing),
     )

@@ -110,9 +110,8 @@ class Sampler:
         alone = self._mesh.size <= 1  # several devices run one program at a time
         self._compact = alone and jax.default_backend() == "cpu" if compact is None else compact
         self._reading = buckets.COMPACT_READING if self._compact else buckets.GROUP
-        self._most_steps = buckets.most_steps(block) if self._compact else block
         # What is written in one piece must fit behind the longest conversation.
-        self.columns = self.context + max(self._most_steps, buckets.WIDTHS[-1])
+        self.columns = self.context + max(block, buckets.WIDTHS[-1])
         room.check(c, slots, self.columns, dtype)
         self._hold(params)
         # As a program, so that no device ever holds more than its own piece.
@@ -358,29 +357,20 @@ class Sampler:
         """Decode one block of the given slots."""
         params = self._decoding_params()
         groups: list[Sequence[int]] = [range(self.slots)]
-        if self._compact:  # the longest first, so that no core is left with them at the end
+        if self._compact:
+            # Conversations of like length often end alike, and a group ends with its last reply;
+            # but where each core has one group, these must take equally long.
             order = sorted(active, key=lambda n: (-len(self._open[n].cached), n))
-            groups = _groups(order, buckets.GROUP)
-        jobs = [
-            functools.partial(self._decode_group, params, chosen, steps)
-            for chosen, steps in zip(groups, self._steps(groups), strict=True)
-        ]
+            count = -(-len(order) // buckets.GROUP)
+            groups = (dealt if count <= self._cores else parted)(order, count)
+        jobs = [functools.partial(self._decode_group, params, chosen) for chosen in groups]
         self._run(groups, jobs, self._note_block)
-
-    def _steps(self, groups: Sequence[Sequence[int]]) -> list[int]:
-        """Steps of each group in a block."""
-        if not 1 < len(groups) <= self._cores:
-            return [self.block] * len(groups)
-        return buckets.steps([self._columns_of(chosen) for chosen in groups], self.block)
-
-    def _columns_of(self, chosen: Sequence[int]) -> int:
-        return self._columns(max(len(s.cached) for s in map(self._slot, chosen)))
 
     def _slot(self, number: int) -> _Slot:
         return self._open.get(number, _Slot())
 
     def _decode_group(
-        self, params: Params, chosen: Sequence[int], steps: int
+        self, params: Params, chosen: Sequence[int]
     ) -> tuple[Cache, decoding.Sampled]:
         slots = [self._slot(n) for n in chosen]
         rows = buckets.GROUP if self._compact else self.slots
@@ -395,11 +385,10 @@ class Sampler:
             _lengths(slots, rows),
             token_R,
             _replies(replies, rows),
-            np.int32(steps),
             c=self.c,
-            columns=self._columns_of(chosen) if self._compact else None,
+            blocks=buckets.blocks([len(s.cached) for s in slots]) if self._compact else None,
             stop_ids=self.stop_ids,
-            steps=self._most_steps,
+            steps=self.block,
             truncated=any(reply.how.truncates for reply in replies if reply),
         )
         return new, jax.device_get(out)
@@ -441,10 +430,18 @@ class Sampler:
         return out
 
 
-def _groups(numbers: Iterable[int], size: int) -> list[list[int]]:
-    """In their order, at most `size` together."""
-    numbers = list(numbers)
-    return [numbers[start : start + size] for start in range(0, len(numbers), size)]
+def parted(numbers: Sequence[int], count: int) -> list[list[int]]:
+    """In their order, in so many groups of about as many each."""
+    return [part.tolist() for part in np.array_split(numbers, count)]
+
+
+def dealt(numbers: Sequence[int], count: int) -> list[list[int]]:
+    """There and back in so many groups: of falling weights each gets about as much."""
+    turns = [*range(count), *reversed(range(count))]
+    return [
+        [number for n, number in enumerate(numbers) if turns[n % len(turns)] == group]
+        for group in range(count)
+    ]
 
 
 def _lengths(slots: Sequence[_Slot], rows: int) -> np.ndarray:

@@ -390,9 +390,9 @@ def _sampling(a: Layout, held: decoding.Cache, every_bucket: bool) -> Iterator[P
     yield make(
         f"decode {slots} slots",
         function=decoding.decode,
-        arguments=(params, held, *(ints(slots),) * 3, _replies(slots), ints()),
+        arguments=(params, held, *(ints(slots),) * 3, _replies(slots)),
         options={
-            **{"c": m, "columns": None, "stop_ids": STOP_IDS},
+            **{"c": m, "blocks": None, "stop_ids": STOP_IDS},
             **{"steps": block, "truncated": truncated},
         },
         holds=both,

@@ -131,20 +131,26 @@ def test_a_reply_depends_on_its_own_conversation_only(params: Params) -> None:
         assert [r.ids for r in other] == [r.ids for r in first]
 
 
-def test_short_conversations_decode_more_steps_where_each_group_has_a_core(
+def test_groups_hold_as_much_where_each_core_has_one(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps cost 512 + 384 and 512 + 128: of twice 8, 16 x 640 / 1536 = 6.7 and 9.3."""
-    for cores, steps in ((1, (8, 8)), (2, (7, 9))):
+    """Of 18 conversations, 9 long, a group for each core has 5 and 4 of these, or else 9 and 0."""
+    decode, groups = sampler.decoding.decode, []
+
+    def noted(params: Params, cache: object, slots_R: np.ndarray, *rest: object, **how: object):
+        groups.append([n for n in slots_R.tolist() if n < SLOTS])
+        return decode(params, cache, slots_R, *rest, **how)
+
+    monkeypatch.setattr(sampler.decoding, "decode", noted)
+    for cores, long in ((1, [0, 9]), (2, [4, 5])):
         monkeypatch.setattr(sampler.os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
-        s = start(params, compact=True, slots=2 * buckets.GROUP)
-        for n in range(2 * buckets.GROUP):
-            ask(s, s.open(), read(n, 300 if n < buckets.GROUP else 20))
+        s = start(params, compact=True)
+        for n in range(18):
+            ask(s, s.open(), read(n, 300 if n < 9 else 20))
+        groups.clear()
         s.advance()
-        for half, count in enumerate(steps):
-            slots = range(half * buckets.GROUP, (half + 1) * buckets.GROUP)
-            written = {len(s.sampled(n)) for n in slots}
-            assert max(written) == 1 + count, "the first token comes with reading"
+        assert [len(group) for group in groups] == [9, 9]
+        assert sorted(sum(n < 9 for n in group) for group in groups) == long
 
 
 def test_streams_decide(params: Params) -> None:
@@ -305,6 +311,9 @@ def test_buckets() -> None:
     ]  # fmt: skip
     columns = [buckets.columns(n) for n in (0, 1, 128, 129, 256, 257, 385, 513, 1000)]
     assert columns == [0, 128, 128, 192, 256, 384, 512, 768, 1024]
+    # Sums of blocks of 64: 1, 2 + 14, 3 + 14, 65 and 97, to multiples of 16, 32 and 64.
+    lengths = [[1], [65, *[9] * 14], [129, *[9] * 14], [65 * 64], [97 * 64], [129 * 64]]
+    assert [buckets.blocks(each) for each in lengths] == [16, 16, 32, 96, 128, 192]
 
 
 def test_long_conversations_are_read_few_at_a_time(
