@@ -301,7 +301,8 @@ def attend_in_place(
 ) -> jax.Array:
     """`attend` for one token a row, by a kernel of `cached` that takes all layers and a number."""
     q_RKGC = _by_key_head(q_R1HC, recent)
-    return _joined(cached.attend(kernel, q_RKGC, *held, length_R), q_R1HC, recent, column)
+    older = cached.attend(kernel, q_RKGC, *held, length_R)
+    return _beside(older, q_RKGC, recent, column).astype(q_R1HC.dtype).reshape(q_R1HC.shape)
 
 
 def attend_blocks(
@@ -314,7 +315,8 @@ def attend_blocks(
 ) -> jax.Array:
     """`attend` for one token a row, to blocks of old columns."""
     q_RKGC = _by_key_head(q_R1HC, recent)
-    return _joined(cached.blocks(q_RKGC, *held, row_P, seen_P), q_R1HC, recent, column)
+    older = cached.blocks(q_RKGC, *held, row_P, seen_P)
+    return _beside(older, q_RKGC, recent, column).astype(q_R1HC.dtype).reshape(q_R1HC.shape)
 
 
 def _by_key_head(q_R1HC: jax.Array, recent: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -324,18 +326,17 @@ def _by_key_head(q_R1HC: jax.Array, recent: tuple[jax.Array, jax.Array]) -> jax.
     return q_R1HC.reshape(r, kv, h // kv, size) * size**-0.5
 
 
-def _joined(
+def _beside(
     older: cached.Part,
-    q_R1HC: jax.Array,
+    q_RKGC: jax.Array,
     recent: tuple[jax.Array, jax.Array],
     column: jax.Array,
 ) -> jax.Array:
-    """Attention to what is recent, beside a part that has been to what is older."""
-    seen_R = jnp.full((len(q_R1HC),), column + 1)
+    """Attention (R,K,G,C) to what is recent, beside a part that has been to what is older."""
+    seen_R = jnp.full((len(q_RKGC),), column + 1)
     newer = (a[None] for a in recent)
-    first = jnp.zeros((), jnp.int32)
-    part = cached.einsum(_by_key_head(q_R1HC, recent), *newer, first, seen_R)
-    return cached.join([older, part]).astype(q_R1HC.dtype).reshape(q_R1HC.shape)
+    part = cached.einsum(q_RKGC, *newer, jnp.zeros((), jnp.int32), seen_R)
+    return cached.join([older, part])
 
 
 def told(tree: Any) -> Any:

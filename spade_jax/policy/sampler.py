@@ -85,10 +85,10 @@ class _Slot:
 class Sampler:
     """Conversations with one set of weights, at most `slots` at a time, of `context` tokens each.
 
-    `compact` says whether a block works on copies of the slots and columns in use, in small groups
-    of like length, one a core at a time. That pays where time goes with their number, on a CPU;
-    by default the platform decides. It computes on the mesh set when it is made. `work` adds up
-    what has been done since. Raises UsageError where the cache does not fit into memory.
+    `compact` says whether a block works on copies of the slots and columns in use, in small groups,
+    one a core at a time. That pays where time goes with their number, on a CPU; by default the
+    platform decides. It computes on the mesh set when it is made. `work` adds up what has been
+    done since. Raises UsageError where the cache does not fit into memory.
     """
 
     def __init__(
