@@ -9,8 +9,7 @@ GROUP = 16  # rows of a program that reads, and of one that decodes copies
 COMPACT_READING = 4  # of one that reads into copies: few conversations come back at once
 LONG = 8192  # columns of each of them that a program may copy; where there are more, fewer rows
 WIDTHS = (16, 32, 64, 96, 128, 192, 256)  # new tokens of a row; longer texts are read in pieces
-COLUMN_STEP = 64  # columns read are 2, 3, 4, 6, 8, 12, ... of these, or blocks of so many (as wide
-# as a panel, see panels.py)
+COLUMN_STEP = 64  # columns in use are rounded up to 2, 3, 4, 6, 8, 12, ... of these
 
 
 def width(n: int) -> int:
