@@ -11,6 +11,7 @@ A few layers lie in arrays of their own, many in one array that is scanned over.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -167,10 +168,11 @@ def advance(
     whole = {name: params["layers"][name] for name in stacked}
     in_place = t == 1 and kernels.cached != "einsum" and not isinstance(old, Blocks)
     if isinstance(old, Blocks):
-        attend_to = functools.partial(attend_blocks, old.row_P, old.seen_P)
-        old = old.cache
-    elif in_place:
-        attend_to = functools.partial(attend_in_place, kernels.cached, length_R)
+        of_blocks = functools.partial(cached.blocks, row_P=old.row_P, seen_P=old.seen_P)
+        attend_to, old = functools.partial(attend_beside, of_blocks), old.cache
+    elif in_place:  # by a kernel that takes all layers and a number
+        of_slots = functools.partial(cached.attend, kernels.cached, length_B=length_R)
+        attend_to = functools.partial(attend_beside, of_slots)
     else:
         attend_to = functools.partial(attend, seen(old, length_R, recent, column, t))
 
@@ -291,52 +293,24 @@ def attend(
     return out.reshape(r, t, h, size)
 
 
-def attend_in_place(
-    kernel: str,
-    length_R: jax.Array,
+def attend_beside(
+    older: Callable[..., cached.Part],
     q_R1HC: jax.Array,
-    held: tuple[jax.Array, jax.Array, jax.Array],
+    held: tuple[jax.Array, ...],
     recent: tuple[jax.Array, jax.Array],
     column: jax.Array,
 ) -> jax.Array:
-    """`attend` for one token a row, by a kernel of `cached` that takes all layers and a number."""
-    q_RKGC = _by_key_head(q_R1HC, recent)
-    older = cached.attend(kernel, q_RKGC, *held, length_R)
-    return _beside(older, q_RKGC, recent, column).astype(q_R1HC.dtype).reshape(q_R1HC.shape)
-
-
-def attend_blocks(
-    row_P: jax.Array,
-    seen_P: jax.Array,
-    q_R1HC: jax.Array,
-    held: tuple[jax.Array, jax.Array],
-    recent: tuple[jax.Array, jax.Array],
-    column: jax.Array,
-) -> jax.Array:
-    """`attend` for one token a row, to blocks of old columns."""
-    q_RKGC = _by_key_head(q_R1HC, recent)
-    older = cached.blocks(q_RKGC, *held, row_P, seen_P)
-    return _beside(older, q_RKGC, recent, column).astype(q_R1HC.dtype).reshape(q_R1HC.shape)
-
-
-def _by_key_head(q_R1HC: jax.Array, recent: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Scaled queries, those that share a key head together."""
+    """`attend` for one token a row, where `older(q_RKGC, *held)` is the part of the old columns."""
     r, _, h, size = q_R1HC.shape
     kv = recent[0].shape[1]
-    return q_R1HC.reshape(r, kv, h // kv, size) * size**-0.5
-
-
-def _beside(
-    older: cached.Part,
-    q_RKGC: jax.Array,
-    recent: tuple[jax.Array, jax.Array],
-    column: jax.Array,
-) -> jax.Array:
-    """Attention (R,K,G,C) to what is recent, beside a part that has been to what is older."""
-    seen_R = jnp.full((len(q_RKGC),), column + 1)
+    q_RKGC = q_R1HC.reshape(r, kv, h // kv, size) * size**-0.5
     newer = (a[None] for a in recent)
-    part = cached.einsum(q_RKGC, *newer, jnp.zeros((), jnp.int32), seen_R)
-    return cached.join([older, part])
+    seen_R = jnp.full((r,), column + 1)
+    parts = [
+        older(q_RKGC, *held),
+        cached.einsum(q_RKGC, *newer, jnp.zeros((), jnp.int32), seen_R),
+    ]
+    return cached.join(parts).astype(q_R1HC.dtype).reshape(r, 1, h, size)
 
 
 def told(tree: Any) -> Any:
